@@ -15,18 +15,19 @@ use picolet::{
     api::{
         ContainerId, PodUid,
         cri::{
-            ANNOTATION_TERMINATION_PATH, CgroupDriver, ContainerConfig, ContainerState,
-            LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID,
-            LinuxResources, Mount, NamespaceMode, NamespaceOptions, SandboxConfig, SandboxState,
+            ANNOTATION_TERMINATION_PATH, CgroupDriver, ContainerConfig, ContainerMount,
+            ContainerState, LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE,
+            LABEL_POD_UID, LinuxResources, NamespaceMode, NamespaceOptions, SandboxConfig,
+            SandboxState,
         },
-        stats::Detail,
+        stats::StatsDetail,
     },
     cgroup::Cgroups,
     logic::{cgroup::CgroupTree, oci},
     parts,
     runtime::{
         RuntimeError, contract,
-        endpoint::{EndpointRuntime, Settings},
+        endpoint::{EndpointRuntime, EndpointSettings},
     },
     sys::lane::Lane,
 };
@@ -75,8 +76,8 @@ impl Lab {
         format!("{}/kubepods", self.cgroup_root())
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
+    fn settings(&self) -> EndpointSettings {
+        EndpointSettings {
             endpoint: self.containerd.socket(),
             image_endpoint: self.containerd.socket(),
             request_timeout: PATIENCE,
@@ -192,7 +193,7 @@ fn keeps_the_contract() {
             std::fs::create_dir_all(dir).expect("log directory");
         }
         let words = |script: &str| vec!["/bin/sh".to_owned(), "-c".to_owned(), script.to_owned()];
-        let fixture = contract::Fixture {
+        let fixture = contract::ContractFixture {
             sandbox,
             image: IMAGE.into(),
             image_volumes: false,
@@ -225,11 +226,11 @@ fn containers_have_what_they_are_given() {
         let mut config = lab.container(&of, "main", script);
         std::fs::set_permissions(&words, std::os::unix::fs::PermissionsExt::from_mode(0o666))
             .expect("mode");
-        let mount = |host: &std::path::Path, at: &str, read_only| Mount {
+        let mount = |host: &std::path::Path, at: &str, read_only| ContainerMount {
             host_path: host.display().to_string(),
             container_path: at.into(),
             read_only,
-            ..Mount::default()
+            ..ContainerMount::default()
         };
         config.mounts = vec![
             mount(&words, "/words", false),
@@ -259,7 +260,10 @@ fn containers_have_what_they_are_given() {
             .await
             .expect("created");
         runtime.start_container(&id).await.expect("started");
-        let usage = runtime.list_pod_usage(Detail::Full).await.expect("usage");
+        let usage = runtime
+            .list_pod_usage(StatsDetail::Full)
+            .await
+            .expect("usage");
         let pod = usage.iter().find(|pod| pod.uid == of.uid).expect("the pod");
         assert_eq!(pod.cgroup, of.cgroup_parent);
         assert_eq!(pod.containers.len(), 1, "what has ended has no figures");

@@ -12,19 +12,20 @@ use std::{
 
 use picolet::{
     api::{
-        ContainerId, PodUid, SandboxId, Wall,
+        ContainerId, PodUid, SandboxId, WallTime,
         cri::{
-            ANNOTATION_HASH, AuthConfig, Capabilities, Condition, ContainerConfig, ContainerState,
-            ContainerStatus, ExecOutput, FsInfo, Image, LinuxResources, PodItem, PodRuntimeStatus,
-            RuntimeStatus, SandboxConfig, SandboxState, SandboxStatus, Version,
+            ANNOTATION_HASH, AuthConfig, ContainerConfig, ContainerState, ContainerStatus,
+            ExecOutput, FsInfo, LinuxResources, PodItem, PodRuntimeStatus, RuntimeCapabilities,
+            RuntimeCondition, RuntimeStatus, RuntimeVersion, SandboxConfig, SandboxState,
+            SandboxStatus, StoredImage,
         },
-        stats::{Detail, DiskUsage, PodUsage},
+        stats::{DiskUsage, PodUsage, StatsDetail},
     },
-    image::Progress,
+    image::ImageProgress,
     runtime::{
-        AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeError,
-        RuntimeService, Start, Stream,
-        contract::{Fixture, contract},
+        AttachOptions, ExecOptions, ImageService, LogRetention, PortConnector, RuntimeCall,
+        RuntimeError, RuntimeService, SessionStart, StreamRoute,
+        contract::{ContractFixture, contract},
     },
 };
 
@@ -39,7 +40,7 @@ struct Memory {
     made: RefCell<u32>,
 }
 
-fn done<'a, T: 'a>(result: Result<T, RuntimeError>) -> Call<'a, T> {
+fn done<'a, T: 'a>(result: Result<T, RuntimeError>) -> RuntimeCall<'a, T> {
     Box::pin(ready(result))
 }
 
@@ -72,7 +73,7 @@ impl Memory {
                 status.state = ContainerState::Exited;
                 status.exit_code = exit_code;
                 status.reason = reason.into();
-                status.finished_at = Some(Wall(1));
+                status.finished_at = Some(WallTime(1));
             }
         });
     }
@@ -110,17 +111,17 @@ impl Memory {
 }
 
 impl ImageService for Memory {
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+    fn image_status<'a>(&'a self, reference: &'a str) -> RuntimeCall<'a, Option<StoredImage>> {
         let known = [REFERENCE, IMAGE].contains(&reference);
-        done(Ok(known.then(|| Image {
+        done(Ok(known.then(|| StoredImage {
             id: IMAGE.into(),
             repo_tags: vec![REFERENCE.into()],
             size_bytes: 1,
-            ..Image::default()
+            ..StoredImage::default()
         })))
     }
 
-    fn list_images(&self) -> Call<'_, Vec<Image>> {
+    fn list_images(&self) -> RuntimeCall<'_, Vec<StoredImage>> {
         Box::pin(async {
             let image = self.image_status(REFERENCE).await?;
             Ok(image.into_iter().collect())
@@ -132,15 +133,15 @@ impl ImageService for Memory {
         _: &'a str,
         _: Option<&'a AuthConfig>,
         _: Option<&'a SandboxConfig>,
-    ) -> Call<'a, String> {
+    ) -> RuntimeCall<'a, String> {
         done(Err(RuntimeError::Failed("no registry".into())))
     }
 
-    fn pull_progress(&self, _: &str) -> Option<Progress> {
+    fn pull_progress(&self, _: &str) -> Option<ImageProgress> {
         None
     }
 
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+    fn remove_image<'a>(&'a self, id: &'a str) -> RuntimeCall<'a, ()> {
         let containers = self.containers.borrow();
         let used = id == IMAGE && !containers.is_empty();
         done(if used {
@@ -150,25 +151,25 @@ impl ImageService for Memory {
         })
     }
 
-    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+    fn image_fs_info(&self) -> RuntimeCall<'_, FsInfo> {
         done(Ok(FsInfo::default()))
     }
 }
 
 impl RuntimeService for Memory {
-    fn version(&self) -> Version {
-        Version {
+    fn version(&self) -> RuntimeVersion {
+        RuntimeVersion {
             name: "memory".into(),
             version: "1".into(),
         }
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
+    fn capabilities(&self) -> RuntimeCapabilities {
+        RuntimeCapabilities::default()
     }
 
-    fn status(&self) -> Call<'_, RuntimeStatus> {
-        let condition = Condition {
+    fn status(&self) -> RuntimeCall<'_, RuntimeStatus> {
+        let condition = RuntimeCondition {
             ok: true,
             reason: String::new(),
             message: String::new(),
@@ -180,7 +181,7 @@ impl RuntimeService for Memory {
         }))
     }
 
-    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         let sandboxes = self.sandboxes.borrow();
         let mut uids: Vec<&PodUid> = sandboxes.iter().map(|status| &status.uid).collect();
         uids.sort();
@@ -189,7 +190,7 @@ impl RuntimeService for Memory {
         done(Ok(pods.collect()))
     }
 
-    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
+    fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus> {
         done(Ok(self.pod(uid)))
     }
 
@@ -197,7 +198,7 @@ impl RuntimeService for Memory {
         Box::pin(pending())
     }
 
-    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> RuntimeCall<'a, SandboxStatus> {
         let status = SandboxStatus {
             id: SandboxId::new(self.next_id()),
             uid: config.uid.clone(),
@@ -205,7 +206,7 @@ impl RuntimeService for Memory {
             namespace: config.namespace.clone(),
             attempt: config.attempt,
             state: SandboxState::Ready,
-            created_at: Wall(1),
+            created_at: WallTime(1),
             ips: vec!["10.0.0.1".parse().expect("address")],
             namespaces: config.namespaces,
             runtime_handler: config.runtime_handler.clone(),
@@ -214,7 +215,7 @@ impl RuntimeService for Memory {
         done(Ok(status))
     }
 
-    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         self.kill_all(id);
         for status in &mut *self.sandboxes.borrow_mut() {
             if status.id == *id {
@@ -225,7 +226,7 @@ impl RuntimeService for Memory {
         done(Ok(()))
     }
 
-    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         let mut containers = self.containers.borrow_mut();
         containers.retain(|(status, _)| status.sandbox != *id);
         self.sandboxes
@@ -239,7 +240,7 @@ impl RuntimeService for Memory {
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
         made: Option<&'a SandboxConfig>,
-    ) -> Call<'a, ContainerId> {
+    ) -> RuntimeCall<'a, ContainerId> {
         let sandboxes = self.sandboxes.borrow();
         if !sandboxes.iter().any(|status| status.id == *sandbox) {
             return done(absent(sandbox));
@@ -257,7 +258,7 @@ impl RuntimeService for Memory {
             name: config.name.clone(),
             restart_count: config.attempt,
             state: ContainerState::Created,
-            created_at: Wall(1),
+            created_at: WallTime(1),
             started_at: None,
             finished_at: None,
             exit_code: 0,
@@ -278,7 +279,7 @@ impl RuntimeService for Memory {
         done(Ok(id))
     }
 
-    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
         let all = self.containers.borrow();
         let Some((_, config)) = all.iter().find(|(status, _)| status.id == *id) else {
             return done(absent(id));
@@ -287,7 +288,7 @@ impl RuntimeService for Memory {
         drop(all);
         self.change(id, |status| {
             status.state = ContainerState::Running;
-            status.started_at = Some(Wall(1));
+            status.started_at = Some(WallTime(1));
         });
         match word.as_str() {
             "fails" => {
@@ -300,18 +301,18 @@ impl RuntimeService for Memory {
         done(Ok(()))
     }
 
-    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> RuntimeCall<'a, ()> {
         self.end(id, if grace.is_zero() { 137 } else { 143 }, "Error");
         done(Ok(()))
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId, _: Logs) -> Call<'a, ()> {
+    fn remove_container<'a>(&'a self, id: &'a ContainerId, _: LogRetention) -> RuntimeCall<'a, ()> {
         let mut all = self.containers.borrow_mut();
         all.retain(|(status, _)| status.id != *id);
         done(Ok(()))
     }
 
-    fn reopen_log<'a>(&'a self, _: &'a ContainerId) -> Call<'a, ()> {
+    fn reopen_log<'a>(&'a self, _: &'a ContainerId) -> RuntimeCall<'a, ()> {
         done(Ok(()))
     }
 
@@ -321,7 +322,7 @@ impl RuntimeService for Memory {
         command: &'a [String],
         _: Option<Duration>,
         _: usize,
-    ) -> Call<'a, ExecOutput> {
+    ) -> RuntimeCall<'a, ExecOutput> {
         if self.state(id) != Some(ContainerState::Running) {
             return done(absent(id));
         }
@@ -335,17 +336,27 @@ impl RuntimeService for Memory {
         &'a self,
         _: &'a ContainerId,
         _: &'a LinuxResources,
-    ) -> Call<'a, ()> {
+    ) -> RuntimeCall<'a, ()> {
         done(Err(RuntimeError::Invalid("limits stay as they are".into())))
     }
 
-    fn exec<'a>(&'a self, id: &'a ContainerId, _: &'a ExecOptions) -> Call<'a, Stream<Start<'a>>> {
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        _: &'a ExecOptions,
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         self.attach(id, AttachOptions::default())
     }
 
-    fn attach<'a>(&'a self, id: &'a ContainerId, _: AttachOptions) -> Call<'a, Stream<Start<'a>>> {
+    fn attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        _: AttachOptions,
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         done(match self.state(id) {
-            Some(ContainerState::Running) => Ok(Stream::Url(format!("http://127.0.0.1:1/{id}"))),
+            Some(ContainerState::Running) => {
+                Ok(StreamRoute::Url(format!("http://127.0.0.1:1/{id}")))
+            }
             _ => absent(id),
         })
     }
@@ -354,19 +365,19 @@ impl RuntimeService for Memory {
         &'a self,
         id: &'a SandboxId,
         _: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>> {
         let sandboxes = self.sandboxes.borrow();
         done(match sandboxes.iter().any(|status| status.id == *id) {
-            true => Ok(Stream::Url(format!("http://127.0.0.1:1/{id}"))),
+            true => Ok(StreamRoute::Url(format!("http://127.0.0.1:1/{id}"))),
             false => absent(id),
         })
     }
 
-    fn list_pod_usage(&self, _: Detail) -> Call<'_, Vec<PodUsage>> {
+    fn list_pod_usage(&self, _: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>> {
         done(Ok(Vec::new()))
     }
 
-    fn writable_layer<'a>(&'a self, _: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
+    fn writable_layer<'a>(&'a self, _: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>> {
         done(Ok(None))
     }
 }
@@ -375,7 +386,7 @@ impl RuntimeService for Memory {
 fn whoever_implements_the_traits_keeps_the_contract() {
     // RTM-02 RTM-03
     let words = |word: &str| vec![word.to_owned(), "heard".to_owned()];
-    let fixture = Fixture {
+    let fixture = ContractFixture {
         sandbox: SandboxConfig {
             name: "p".into(),
             namespace: "ns".into(),

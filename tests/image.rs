@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use picolet::error::chain;
-use picolet::image::{ImageRecord, ImportOptions, Store};
+use picolet::image::{ImageRecord, ImageStore, ImportOptions};
 use picolet::sys::xattr;
 
 /// Whether the tests can run; says what is missing.
@@ -79,7 +79,7 @@ impl Scratch {
     }
 
     /// Mounts an image as a container gets it: layers below, an empty upper directory.
-    fn mount(&mut self, store: &Store, image: &ImageRecord) -> PathBuf {
+    fn mount(&mut self, store: &ImageStore, image: &ImageRecord) -> PathBuf {
         let at = self.join(&format!("merged{}", self.mounts.len()));
         let [upper, work] = ["upper", "work"].map(|n| at.with_extension(n));
         for dir in [&at, &upper, &work] {
@@ -116,7 +116,7 @@ impl Drop for Scratch {
     }
 }
 
-fn import(store: &Store, archive: &Path, names: &[&str]) -> Vec<std::sync::Arc<ImageRecord>> {
+fn import(store: &ImageStore, archive: &Path, names: &[&str]) -> Vec<std::sync::Arc<ImageRecord>> {
     let options = ImportOptions {
         names: names.iter().map(|&n| n.to_owned()).collect(),
         pinned: false,
@@ -334,7 +334,7 @@ fn archives_of_other_tools_unpack_to_the_same_tree() {
         if !path.exists() {
             continue;
         }
-        let store = Store::open(&base.join(format!("store-{archive}"))).expect("store");
+        let store = ImageStore::open(&base.join(format!("store-{archive}"))).expect("store");
         let images = import(&store, &path, &[]);
         assert_eq!(images[0].names, ["quay.io/test/app:1"], "{archive}");
         let config = &images[0].config.config;
@@ -346,7 +346,7 @@ fn archives_of_other_tools_unpack_to_the_same_tree() {
         assert_same_tree(archive, &merged, &base.join("reference/rootfs"));
     }
     // umoci's own layout has a bare tag only.
-    let store = Store::open(&base.join("store-named")).expect("store");
+    let store = ImageStore::open(&base.join("store-named")).expect("store");
     let images = import(&store, &base.join("layout"), &["app"]);
     assert_eq!(images[0].names, ["docker.io/library/app:latest"]);
 }
@@ -404,7 +404,7 @@ fn layers_through_links_and_hard_links_of_lower_layers() {
         "skopeo --insecure-policy copy oci:layout:app docker-archive:docker.tar:quay.io/test/app:1",
     );
     for archive in ["layout", "docker.tar"] {
-        let store = Store::open(&base.join(format!("store-{archive}"))).expect("store");
+        let store = ImageStore::open(&base.join(format!("store-{archive}"))).expect("store");
         let images = import(&store, &base.join(archive), &["quay.io/test/app:1"]);
         let merged = scratch.mount(&store, &images[0]);
         assert_same_tree(archive, &merged, &base.join("reference/rootfs"));
@@ -425,7 +425,7 @@ fn layers_through_links_and_hard_links_of_lower_layers() {
         );
         // Nothing is kept that the image does not need.
         drop(store);
-        let store = Store::open(&base.join(format!("store-{archive}"))).expect("store");
+        let store = ImageStore::open(&base.join(format!("store-{archive}"))).expect("store");
         assert_eq!(
             fs::read_dir(store.layers_root()).expect("layers").count(),
             4
@@ -449,7 +449,7 @@ fn an_image_of_127_layers_mounts_by_short_names() {
             &format!("umoci insert --image layout:many file /f{n}"),
         );
     }
-    let store = Store::open(&base.join("store")).expect("store");
+    let store = ImageStore::open(&base.join("store")).expect("store");
     let images = import(&store, &base.join("layout"), &["many"]);
     let names = store.layer_names(&images[0].id).expect("names");
     assert_eq!(names.len(), 127);
@@ -529,7 +529,7 @@ fn sparse_files_of_gnu_tar_keep_their_content() {
             &base,
             "tar -cf image.tar layer.tar config.json manifest.json",
         );
-        let store = Store::open(&base.join(format!("store-{name}"))).expect("store");
+        let store = ImageStore::open(&base.join(format!("store-{name}"))).expect("store");
         let image = import(&store, &base.join("image.tar"), &[]).remove(0);
         let dirs = store.layer_dirs(&image.id).expect("layers");
         let unpacked = dirs[0].join("sparse");
@@ -590,7 +590,7 @@ fn memory_does_not_grow_with_the_archive() {
         ("OCI archive, zstd layer", "zstd.tar"),
         ("docker-archive, gzip around it", "docker.tar.gz"),
     ] {
-        let store = Store::open(&base.join(format!("store-{archive}"))).expect("store");
+        let store = ImageStore::open(&base.join(format!("store-{archive}"))).expect("store");
         let (start, before) = (picolet::sys::clock::mono(), peak_kib());
         let image = import(&store, &base.join(archive), &["big"]).remove(0);
         let took = picolet::sys::clock::mono().since_ms(start);

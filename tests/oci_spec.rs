@@ -5,11 +5,11 @@
 use std::{fs, path::Path};
 
 use picolet::api::cri::{
-    ContainerConfig, LinuxResources, LinuxSecurity, Mount, NamespaceMode, NamespaceOptions,
-    Propagation, SandboxConfig, SecurityProfile,
+    ContainerConfig, ContainerMount, LinuxResources, LinuxSecurity, MountPropagation,
+    NamespaceMode, NamespaceOptions, SandboxConfig, SecurityProfile,
 };
 use picolet::api::oci::{
-    Device, HostFacts, ImageProcess, ResolvedUser, SandboxPaths, SpecInput, Words,
+    HostFacts, ImageProcess, OciCommand, OciDevice, ResolvedUser, SandboxPaths, SpecInput,
 };
 use picolet::logic::oci::container_spec;
 
@@ -20,16 +20,16 @@ fn container() -> ContainerConfig {
         args: vec!["serve".into()],
         env: vec![("MODE".into(), "fast".into())],
         mounts: vec![
-            Mount {
+            ContainerMount {
                 host_path: "/var/lib/picolet/pods/u-1/volumes/kubernetes.io~empty-dir/data".into(),
                 container_path: "/data".into(),
-                propagation: Propagation::HostToContainer,
-                ..Mount::default()
+                propagation: MountPropagation::HostToContainer,
+                ..ContainerMount::default()
             },
-            Mount {
+            ContainerMount {
                 host_path: "/var/lib/picolet/pods/u-1/etc-hosts".into(),
                 container_path: "/etc/hosts".into(),
-                ..Mount::default()
+                ..ContainerMount::default()
             },
         ],
         resources: LinuxResources {
@@ -67,21 +67,21 @@ fn check(name: &str, container: &ContainerConfig, golden: &str) {
     };
     let spec = container_spec(&SpecInput {
         devices: &[],
-        host_devices: &[Device {
+        host_devices: &[OciDevice {
             kind: "c".into(),
             path: "/dev/gpiomem".into(),
             major: 246,
             file_mode: Some(0o660),
             uid: Some(0),
             gid: Some(997),
-            ..Device::default()
+            ..OciDevice::default()
         }],
         container_id: "c1",
         sandbox_id: "s1",
         container,
         sandbox: &sandbox,
         image: &ImageProcess {
-            entrypoint: Words(vec!["/app".into()]),
+            entrypoint: OciCommand(vec!["/app".into()]),
             env: vec!["PATH=/bin".into()],
             ..ImageProcess::default()
         },

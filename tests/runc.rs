@@ -25,27 +25,28 @@ use std::{
     time::Duration,
 };
 
-use picolet::image::{ImageError, Progress};
+use picolet::image::{ImageError, ImageProgress};
 use picolet::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
             ANNOTATION_TERMINATION_PATH, ANNOTATION_TERMINATION_POLICY, AuthConfig,
-            ContainerConfig, ContainerState, ContainerStatus, FsInfo, Image, ImageSpec,
-            LinuxResources, Mount, NamespaceMode, NamespaceOptions, PodRuntimeStatus, PortMapping,
-            SandboxConfig, SandboxState, SandboxStatus,
+            ContainerConfig, ContainerMount, ContainerState, ContainerStatus, FsInfo,
+            LinuxResources, MountedImage, NamespaceMode, NamespaceOptions, PodRuntimeStatus,
+            PortMapping, SandboxConfig, SandboxState, SandboxStatus, StoredImage,
         },
         oci::ImageProcess,
-        stats::Detail,
+        stats::StatsDetail,
     },
     cgroup::Cgroups,
     logic,
     runtime::{
-        AttachOptions, Call, ExecOptions, ImageService as _, Logs, Output, Room, RuntimeError,
-        RuntimeService, Session, Start, Stream, contract,
+        AttachOptions, ExecOptions, ImageService as _, LogRetention, OutputRead, OutputRoom,
+        RuntimeCall, RuntimeError, RuntimeService, SessionStart, StreamRoute, StreamSession,
+        contract,
         runc::{
-            BuiltIn, Runc, Settings, host,
-            images::{Hold, Images, ResolvedImage},
+            BuiltInNetwork, Runc, RuncSettings, host,
+            images::{BackendImageHold, BackendImageStore, ResolvedImage},
         },
     },
     sys::{clock, lane::Lane, mount},
@@ -83,17 +84,17 @@ struct OneImage {
 }
 
 impl OneImage {
-    fn image() -> Image {
-        Image {
+    fn image() -> StoredImage {
+        StoredImage {
             id: IMAGE.into(),
             repo_tags: vec!["busybox:test".into()],
             size_bytes: 1,
-            ..Image::default()
+            ..StoredImage::default()
         }
     }
 }
 
-impl Images for OneImage {
+impl BackendImageStore for OneImage {
     fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError> {
         let (id, layers) = match reference {
             IMAGE | "busybox:test" => (IMAGE, &["layer"][..]),
@@ -111,25 +112,25 @@ impl Images for OneImage {
             layers: layers.iter().map(|name| self.dir.join(name)).collect(),
         }))
     }
-    fn status(&self, reference: &str) -> Result<Option<Image>, ImageError> {
+    fn status(&self, reference: &str) -> Result<Option<StoredImage>, ImageError> {
         Ok(self.resolve(reference)?.map(|_| Self::image()))
     }
-    fn hold(&self, _: &str) -> Option<Hold> {
+    fn hold(&self, _: &str) -> Option<BackendImageHold> {
         Some(Box::new(()))
     }
-    fn list(&self) -> Vec<Image> {
+    fn list(&self) -> Vec<StoredImage> {
         vec![Self::image()]
     }
-    fn pull<'a>(&'a self, _: &'a str, _: Option<AuthConfig>) -> Call<'a, String> {
+    fn pull<'a>(&'a self, _: &'a str, _: Option<AuthConfig>) -> RuntimeCall<'a, String> {
         Box::pin(async { Err(RuntimeError::Failed("no registry".into())) })
     }
-    fn pull_progress(&self, _: &str) -> Option<Progress> {
+    fn pull_progress(&self, _: &str) -> Option<ImageProgress> {
         None
     }
     fn is_pulling(&self, _: &str) -> bool {
         false
     }
-    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
+    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
             if in_use.iter().any(|used| used == id) {
                 return Err(RuntimeError::Failed("in use".into()));
@@ -137,16 +138,18 @@ impl Images for OneImage {
             Ok(())
         })
     }
-    fn fs_info(&self) -> Call<'_, FsInfo> {
+    fn fs_info(&self) -> RuntimeCall<'_, FsInfo> {
         Box::pin(async { Ok(FsInfo::default()) })
     }
 }
 
 /// A session of this backend: its streams are never elsewhere.
-async fn local(opened: Call<'_, Stream<Start<'_>>>) -> Result<Session, RuntimeError> {
+async fn local(
+    opened: RuntimeCall<'_, StreamRoute<SessionStart<'_>>>,
+) -> Result<StreamSession, RuntimeError> {
     match opened.await? {
-        Stream::Local(start) => start.await,
-        Stream::Url(url) => panic!("streams at {url}"),
+        StreamRoute::Local(start) => start.await,
+        StreamRoute::Url(url) => panic!("streams at {url}"),
     }
 }
 
@@ -157,8 +160,8 @@ async fn connect(
     port: u16,
 ) -> Result<OwnedFd, RuntimeError> {
     match runtime.port_forward(sandbox, &[]).await? {
-        Stream::Local(connect) => connect(port).await,
-        Stream::Url(url) => panic!("ports at {url}"),
+        StreamRoute::Local(connect) => connect(port).await,
+        StreamRoute::Url(url) => panic!("ports at {url}"),
     }
 }
 
@@ -249,7 +252,7 @@ impl Lab {
         self.runtime.replace(None);
         let cgroups = Self::cgroups();
         let own = self.dir.join("oci");
-        let settings = Settings {
+        let settings = RuncSettings {
             root_dir: self.dir.join("root"),
             run_dir: self.dir.join("run"),
             runtime: if own.exists() {
@@ -263,7 +266,7 @@ impl Lab {
             },
             cni_conf_dir: self.dir.join("conf"),
             cni_bin_dir: PathBuf::new(),
-            built_in_network: BuiltIn {
+            built_in_network: BuiltInNetwork {
                 bridge: self.bridge(),
                 subnets: vec![format!(
                     "10.{}.{}.0/24",
@@ -436,7 +439,7 @@ fn keeps_the_contract() {
         let mut sandbox = lab.sandbox("contract");
         sandbox.namespaces.pid = NamespaceMode::Pod;
         let words = |script: &str| vec!["/bin/sh".to_owned(), "-c".to_owned(), script.to_owned()];
-        let fixture = contract::Fixture {
+        let fixture = contract::ContractFixture {
             sandbox,
             image: "busybox:test".into(),
             runs: words("trap 'exit 143' TERM; sleep 1000 & wait"),
@@ -657,10 +660,10 @@ fn exit_codes_oom_and_last_words() {
         let words = lab.dir.join("words");
         fs::write(&words, "").expect("file");
         let mut told = lab.container(&config, "told", "echo bye > /words; exit 7");
-        told.mounts = vec![Mount {
+        told.mounts = vec![ContainerMount {
             host_path: words.display().to_string(),
             container_path: "/words".into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         }];
         told.annotations = [(ANNOTATION_TERMINATION_PATH.to_owned(), "/words".to_owned())].into();
         let id = lab.start(&sandbox, &told).await;
@@ -712,10 +715,10 @@ fn exit_codes_oom_and_last_words() {
         );
 
         let mut absent = lab.container(&config, "absent", "true");
-        absent.mounts = vec![Mount {
+        absent.mounts = vec![ContainerMount {
             host_path: "/no/such/source".into(),
             container_path: "/x".into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         }];
         let error = runtime
             .create_container(&sandbox.id, &absent, Some(&config))
@@ -973,10 +976,10 @@ fn users_of_the_machine_have_no_way_to_a_container() {
         let script = "id -u; cat /etc/hostname; echo x > /dev/shm/x && echo x > /words && echo done; exec sleep 1000";
         let mut user = lab.container(&config, "user", script);
         user.security.run_as_user = Some(1000);
-        user.mounts = vec![Mount {
+        user.mounts = vec![ContainerMount {
             host_path: closed.join("words").display().to_string(),
             container_path: "/words".into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         }];
         let mask = nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
         let user = runtime
@@ -1056,10 +1059,10 @@ fn a_host_path_that_became_a_link_starts_nothing() {
         lab.boot().await;
         let (runtime, config) = (lab.runtime(), lab.sandbox("swapped"));
         let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
-        let mount = |host: &Path, path: &str| Mount {
+        let mount = |host: &Path, path: &str| ContainerMount {
             host_path: host.display().to_string(),
             container_path: path.into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         };
         let with = |name: &str| {
             let mut container =
@@ -1281,7 +1284,7 @@ fn commands_whose_clients_go() {
 }
 
 /// Writes all of `bytes`.
-async fn say(session: &mut Session, mut bytes: &[u8]) {
+async fn say(session: &mut StreamSession, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         let streams = &mut session.streams;
         let written = core::future::poll_fn(|cx| streams.poll_input(cx, bytes)).await;
@@ -1290,8 +1293,8 @@ async fn say(session: &mut Session, mut bytes: &[u8]) {
 }
 
 /// What is said next on standard output; `None` at the end.
-async fn hear(session: &mut Session) -> Option<String> {
-    let room = Room {
+async fn hear(session: &mut StreamSession) -> Option<String> {
+    let room = OutputRoom {
         stdout: usize::MAX,
         stderr: usize::MAX,
     };
@@ -1300,15 +1303,17 @@ async fn hear(session: &mut Session) -> Option<String> {
         let streams = &mut session.streams;
         let output = core::future::poll_fn(|cx| streams.poll_output(cx, room, &mut buffer)).await;
         match output.expect("output") {
-            Output::Stdout(n) => return Some(String::from_utf8_lossy(&buffer[..n]).into_owned()),
-            Output::Stderr(_) => {}
-            Output::End => return None,
+            OutputRead::Stdout(n) => {
+                return Some(String::from_utf8_lossy(&buffer[..n]).into_owned());
+            }
+            OutputRead::Stderr(_) => {}
+            OutputRead::End => return None,
         }
     }
 }
 
 /// All that a session says on standard output, and how it ends.
-async fn finish(mut session: Session) -> (String, Result<i32, RuntimeError>) {
+async fn finish(mut session: StreamSession) -> (String, Result<i32, RuntimeError>) {
     let mut all = String::new();
     while let Some(text) = hear(&mut session).await {
         all += &text;
@@ -1412,7 +1417,10 @@ fn limits_of_a_running_container_change_wholly_or_not() {
             .start(&sandbox, &lab.container(&config, "main", "sleep 1000"))
             .await;
         let limit = async || {
-            let pods = runtime.list_pod_usage(Detail::Basic).await.expect("usage");
+            let pods = runtime
+                .list_pod_usage(StatsDetail::Basic)
+                .await
+                .expect("usage");
             let usage = pods[0].containers[0].usage.memory.expect("memory");
             usage.limit_bytes
         };
@@ -1508,10 +1516,10 @@ fn an_agent_restart_changes_nothing() {
             "waits",
             "echo early; while [ ! -e /go/now ]; do sleep 0.05; done; echo late; exit 9",
         );
-        waits.mounts = vec![Mount {
+        waits.mounts = vec![ContainerMount {
             host_path: go.display().to_string(),
             container_path: "/go".into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         }];
         let ends = lab.start(&sandbox, &waits).await;
         let stays = lab
@@ -1658,11 +1666,11 @@ fn a_handler_has_an_oci_runtime_of_its_own() {
         runtime.stop_container(id, grace).await.expect("stopped");
         assert_eq!(lab.ended(own, id).await.exit_code, 0);
         runtime
-            .remove_container(id, Logs::Go)
+            .remove_container(id, LogRetention::Go)
             .await
             .expect("removed");
         // ACT-72: one whose pod starts over leaves its log.
-        let removed = runtime.remove_container(&quick, Logs::Stay).await;
+        let removed = runtime.remove_container(&quick, LogRetention::Stay).await;
         removed.expect("removed");
         assert!(lab.log(own, "quick").contains("up"));
         for word in ["exec", "update", "kill", "delete"] {
@@ -1792,16 +1800,16 @@ fn what_a_crash_leaves_is_found() {
 }
 
 /// A mount of an image.
-fn image_mount(image: &str, path: &str, sub_path: &str) -> Mount {
-    Mount {
+fn image_mount(image: &str, path: &str, sub_path: &str) -> ContainerMount {
+    ContainerMount {
         container_path: path.into(),
         read_only: true,
-        image: Some(ImageSpec {
+        image: Some(MountedImage {
             image: image.into(),
             user_image: "volume:1".into(),
         }),
         image_sub_path: sub_path.into(),
-        ..Mount::default()
+        ..ContainerMount::default()
     }
 }
 
@@ -1930,7 +1938,7 @@ fn images_as_volumes() {
             assert_eq!(fs::read_dir(&run).expect("containers").count(), 1, "{why}");
         }
         let mut writes = lab.container(&config, "writes", "exit 0");
-        writes.mounts = vec![Mount {
+        writes.mounts = vec![ContainerMount {
             read_only: false,
             ..image_mount(FLAT, "/v", "")
         }];
@@ -1970,7 +1978,7 @@ fn images_as_volumes() {
         assert_eq!(mounts(&id), 0);
         assert!(runtime.remove_image(DEEP).await.is_err());
         runtime
-            .remove_container(&id, Logs::Go)
+            .remove_container(&id, LogRetention::Go)
             .await
             .expect("remove");
         assert!(!run.join(&*id).exists());

@@ -15,11 +15,13 @@ use std::time::Duration;
 
 use async_io::Timer;
 use bundle::{Bundle, joined, missing};
-use picolet::runtime::log_rotation::{Looked, compress_rotated};
-use picolet::server::log_reader::{Chunk, LogOptions, LogReader};
-use picolet::shim::control::{Event, Streams};
-use picolet::shim::{self, Exit, Launch, LaunchError, Launched, LogOnly, file};
-use picolet::sys::child::{Command, Sink};
+use picolet::runtime::log_rotation::{LogDirectoryStates, compress_rotated};
+use picolet::server::log_reader::{LogChunk, LogOptions, LogReader};
+use picolet::shim::control::{AttachEvent, AttachStreams};
+use picolet::shim::{
+    self, ContainerExitRecord, LiveShim, LogShimLaunch, ShimLaunch, ShimLaunchError, file,
+};
+use picolet::sys::child::{Command, OutputSink};
 use picolet::sys::{mount, pidfd};
 use smol::future;
 
@@ -34,8 +36,8 @@ fn exe() -> Arc<OwnedFd> {
     )
 }
 
-fn launch_of(bundle: &Bundle) -> Launch {
-    Launch {
+fn launch_of(bundle: &Bundle) -> ShimLaunch {
+    ShimLaunch {
         exe: exe(),
         dir: bundle.dir.clone(),
         id: bundle.id.clone(),
@@ -61,11 +63,11 @@ fn wait<T>(what: &str, work: impl Future<Output = T>) -> T {
     }))
 }
 
-fn create(launch: &Launch) -> Launched {
+fn create(launch: &ShimLaunch) -> LiveShim {
     wait("create", shim::launch(launch)).expect("launch")
 }
 
-fn ended(shim: &Launched, bundle: &Bundle) -> Exit {
+fn ended(shim: &LiveShim, bundle: &Bundle) -> ContainerExitRecord {
     wait("the shim's end", pidfd::ended(shim.pidfd.as_fd())).expect("poll");
     assert!(!shim::is_alive(&bundle.dir).expect("lock"));
     shim::read_exit(&bundle.dir)
@@ -74,7 +76,7 @@ fn ended(shim: &Launched, bundle: &Bundle) -> Exit {
 }
 
 /// Runs a script to its end with the default configuration.
-fn run(script: &str) -> (Bundle, Exit) {
+fn run(script: &str) -> (Bundle, ContainerExitRecord) {
     let bundle = Bundle::new(script, |_| ());
     let shim = create(&launch_of(&bundle));
     bundle.start();
@@ -116,7 +118,7 @@ fn the_end_of_a_log_is_held_in_memory() {
     }
     let held = shim::held_log(&top, "held");
     fs::create_dir_all(shim::held_logs(&top)).expect("directory");
-    let launch = Launch {
+    let launch = ShimLaunch {
         log_memory: Some(held.clone()),
         ..launch_of(&bundle)
     };
@@ -130,7 +132,7 @@ fn the_end_of_a_log_is_held_in_memory() {
     bundle.start();
     let mut see = |text: &str| {
         until(text, || {
-            while let Chunk::Text(text) = reader.next_chunk().expect("read") {
+            while let LogChunk::Text(text) = reader.next_chunk().expect("read") {
                 seen.extend(text);
             }
             seen == text.as_bytes()
@@ -159,7 +161,7 @@ fn the_end_of_a_log_is_held_in_memory() {
     assert!(held.exists());
     pidfd::send_signal(first.pidfd.as_fd(), libc::SIGKILL).expect("kill the shim");
     until("the lock", || !shim::is_alive(&bundle.dir).expect("lock"));
-    let log_only = LogOnly {
+    let log_only = LogShimLaunch {
         exe: exe(),
         dir: bundle.dir.clone(),
         log: bundle.log.clone(),
@@ -417,7 +419,7 @@ fn shim_with_runtime(bundle: &Bundle, script: &str, create_ms: &str) -> std::io:
         .arg(&bundle.log);
     let (reader, writer) = std::io::pipe().expect("pipe");
     let mut child = command
-        .stdout(Sink::Fd(writer.into()))
+        .stdout(OutputSink::Fd(writer.into()))
         .spawn()
         .expect("shim");
     wait("the fork", child.wait()).expect("wait");
@@ -469,7 +471,7 @@ fn failing_create() {
     });
     let error = wait("create", shim::launch(&launch_of(&bundle))).expect_err("no program");
     match &error {
-        LaunchError::Runtime { code, message } => {
+        ShimLaunchError::Runtime { code, message } => {
             assert_eq!(*code, 1);
             assert!(message.contains("/no/such/program"), "{message}");
         }
@@ -486,7 +488,7 @@ fn failing_create() {
     let mut launch = launch_of(&bundle);
     launch.runtime = "/no/runtime".into();
     match wait("create", shim::launch(&launch)).expect_err("no runtime") {
-        LaunchError::Runtime { code: 127, message } => {
+        ShimLaunchError::Runtime { code: 127, message } => {
             assert_eq!(message, "cannot execute the runtime: errno 002");
         }
         other => panic!("{other}"),
@@ -498,7 +500,7 @@ fn failing_create() {
     });
     let error = wait("create", shim::launch(&launch)).expect_err("no log");
     assert!(
-        matches!(&error, LaunchError::Shim(e) if e.to_string().contains("No such file")),
+        matches!(&error, ShimLaunchError::Shim(e) if e.to_string().contains("No such file")),
         "{error}"
     );
     // Somebody holds the directory.
@@ -507,7 +509,7 @@ fn failing_create() {
         .expect("free");
     assert!(matches!(
         wait("create", shim::launch(&launch)),
-        Err(LaunchError::Busy(_))
+        Err(ShimLaunchError::Busy(_))
     ));
     drop(held);
 }
@@ -516,23 +518,23 @@ fn failing_create() {
 fn input_and_attach() {
     real!();
     let bundle = Bundle::new("cat; echo over >&2; exit 5", |_| ());
-    let launch = Launch {
+    let launch = ShimLaunch {
         stdin: true,
         stdin_once: true,
         ..launch_of(&bundle)
     };
     let shim = create(&launch);
     bundle.start();
-    let watcher = Streams {
+    let watcher = AttachStreams {
         stdout: true,
         stderr: true,
-        ..Streams::default()
+        ..AttachStreams::default()
     };
     let (watcher, talker) = wait("attach", async {
         let watcher = shim::attach(&bundle.dir, watcher).await.expect("attach");
-        let talker = Streams {
+        let talker = AttachStreams {
             stdin: true,
-            ..Streams::default()
+            ..AttachStreams::default()
         };
         (
             watcher,
@@ -550,9 +552,9 @@ fn input_and_attach() {
             let (mut out, mut err) = (Vec::new(), Vec::new());
             loop {
                 match watcher.event().await.expect("event") {
-                    Event::Stdout(bytes) => out.extend(bytes),
-                    Event::Stderr(bytes) => err.extend(bytes),
-                    Event::End => return (out, err),
+                    AttachEvent::Stdout(bytes) => out.extend(bytes),
+                    AttachEvent::Stderr(bytes) => err.extend(bytes),
+                    AttachEvent::End => return (out, err),
                 }
             }
         };
@@ -575,9 +577,9 @@ fn slow_client_is_dropped() {
     real!();
     let bundle = Bundle::new("seq 1 1000000", |_| ());
     let shim = create(&launch_of(&bundle));
-    let streams = Streams {
+    let streams = AttachStreams {
         stdout: true,
-        ..Streams::default()
+        ..AttachStreams::default()
     };
     let client = wait("attach", shim::attach(&bundle.dir, streams)).expect("attach");
     bundle.start();
@@ -587,7 +589,7 @@ fn slow_client_is_dropped() {
     let end = wait("the end of the stream", async {
         loop {
             match client.event().await {
-                Ok(Event::Stdout(_)) => {}
+                Ok(AttachEvent::Stdout(_)) => {}
                 other => return other,
             }
         }
@@ -606,9 +608,9 @@ fn clients_are_few_and_commands_checked() {
     let shim = create(&launch_of(&bundle));
     bundle.start();
     wait("clients", async {
-        let streams = Streams {
+        let streams = AttachStreams {
             stdout: true,
-            ..Streams::default()
+            ..AttachStreams::default()
         };
         let mut clients = Vec::new();
         for _ in 0..shim::control::MAX_CLIENTS {
@@ -662,7 +664,7 @@ fn terminal() {
             c["process"]["terminal"] = true.into();
         },
     );
-    let launch = Launch {
+    let launch = ShimLaunch {
         tty: true,
         stdin: true,
         ..launch_of(&bundle)
@@ -671,7 +673,7 @@ fn terminal() {
     assert!(!bundle.dir.join(file::CONSOLE).exists());
     wait("terminal", async {
         shim::resize(&bundle.dir, 100, 30).await.expect("resize");
-        let streams = Streams {
+        let streams = AttachStreams {
             stdin: true,
             stdout: true,
             stderr: true,
@@ -682,9 +684,9 @@ fn terminal() {
         let mut asked = false;
         loop {
             match client.event().await.expect("event") {
-                Event::Stdout(bytes) => text += &String::from_utf8_lossy(&bytes),
-                Event::Stderr(_) => panic!("a terminal has no standard error"),
-                Event::End => break,
+                AttachEvent::Stdout(bytes) => text += &String::from_utf8_lossy(&bytes),
+                AttachEvent::Stderr(_) => panic!("a terminal has no standard error"),
+                AttachEvent::End => break,
             }
             if !asked && text.contains("30 100") {
                 asked = true;
@@ -718,13 +720,13 @@ fn a_closed_terminal_can_be_opened_again() {
     });
     let tmp = bundle.dir.parent().expect("top").join("rootfs/tmp");
     nix::unistd::mkfifo(&tmp.join("go"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
-    let launch = Launch {
+    let launch = ShimLaunch {
         tty: true,
         stdin: true,
         ..launch_of(&bundle)
     };
     let shim = create(&launch);
-    let streams = Streams {
+    let streams = AttachStreams {
         stdin: true,
         stdout: true,
         stderr: false,
@@ -768,9 +770,9 @@ fn clients_are_let_in_after_a_want_of_descriptors() {
         // They fill the numbers below what poll(2) needs as a limit.
         let mut clients = Vec::new();
         for _ in 0..shim::control::MAX_CLIENTS {
-            let streams = Streams {
+            let streams = AttachStreams {
                 stderr: true,
-                ..Streams::default()
+                ..AttachStreams::default()
             };
             let client = shim::attach(&bundle.dir, streams).await;
             clients.push(client.expect("attach"));
@@ -827,7 +829,7 @@ fn a_log_has_its_limit_at_every_instant() {
         "n=0; while [ $n -lt 2000 ]; do n=$((n+1)); echo line-$n; [ $((n % 100)) -eq 0 ] && sleep 0.05; done",
         |_| (),
     );
-    let with = |bundle: &Bundle, limit| Launch {
+    let with = |bundle: &Bundle, limit| ShimLaunch {
         log_limit: Some(limit),
         ..launch_of(bundle)
     };
@@ -844,9 +846,9 @@ fn a_log_has_its_limit_at_every_instant() {
     calm.start();
     wild.start();
     let (mut most, mut most_files, mut looks) = (0, 0, 0_u32);
-    let mut looked = Looked::new();
+    let mut looked = LogDirectoryStates::new();
     let mut read_on = || {
-        while let Chunk::Text(text) = reader.next_chunk().expect("read") {
+        while let LogChunk::Text(text) = reader.next_chunk().expect("read") {
             seen.extend(text);
         }
     };
@@ -910,7 +912,7 @@ fn agent_that_dies() {
     let text = fs::read_to_string(Path::new(&dir).join("launch")).expect("launch");
     let mut lines = text.lines();
     let mut next = || lines.next().expect("line").to_string();
-    let launch = Launch {
+    let launch = ShimLaunch {
         exe: exe(),
         dir: next().into(),
         id: next(),
@@ -1018,7 +1020,7 @@ fn dead_shim_is_replaced_for_the_log() {
     assert!(shim::read_exit(&bundle.dir).expect("readable").is_none());
     // Written while nobody reads: the container lives on and its FIFO keeps this.
     fs::write(&go, "x\n").expect("go");
-    let log_only = LogOnly {
+    let log_only = LogShimLaunch {
         exe: exe(),
         dir: bundle.dir.clone(),
         log: bundle.log.clone(),

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use bundle::{Bundle, missing};
-use picolet::shim::{self, Launch, Launched};
+use picolet::shim::{self, LiveShim, ShimLaunch};
 use picolet::sys::pidfd;
 
 /// Shims at a time.
@@ -34,10 +34,10 @@ fn a_hundred_idle_shims() {
     }
     let exe: OwnedFd = fs::File::open(program::program()).expect("program").into();
     let exe = Arc::new(exe);
-    let mut running: Vec<(Bundle, Launched)> = Vec::new();
+    let mut running: Vec<(Bundle, LiveShim)> = Vec::new();
     for _ in 0..SHIMS {
         let bundle = Bundle::new("echo up; exec sleep 1000", |_| ());
-        let launch = Launch {
+        let launch = ShimLaunch {
             exe: Arc::clone(&exe),
             dir: bundle.dir.clone(),
             id: bundle.id.clone(),

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use picolet::api::{PodUid, Wall};
-use picolet::logic::mux::{Merged, Mux, Op, Source};
+use picolet::api::{PodUid, WallTime};
+use picolet::logic::mux::{MergeResult, PodSource, SourceMux, SourceOperation};
 use picolet::logic::{object_fields, static_pod, validation};
-use picolet::source::{ManifestDir, Reading, Rules, Trigger};
+use picolet::source::{ManifestDir, Rules, SourceReading, Trigger};
 
 const RULES: Rules = Rules {
     pod: static_pod::prepare,
@@ -19,7 +19,7 @@ const RULES: Rules = Rules {
 struct Bench {
     dir: PathBuf,
     source: ManifestDir,
-    mux: Mux,
+    mux: SourceMux,
     /// UIDs that the last poll added.
     added: Vec<PodUid>,
 }
@@ -32,7 +32,7 @@ impl Bench {
         fs::create_dir_all(&dir).expect("directory");
         Self {
             source: ManifestDir::new(dir.clone(), "board".into(), RULES),
-            mux: Mux::new(&[Source::File]),
+            mux: SourceMux::new(&[PodSource::File]),
             added: Vec::new(),
             dir,
         }
@@ -47,15 +47,15 @@ impl Bench {
     /// Reads as the interval does, and merges.
     fn poll(&mut self) -> (Vec<String>, Vec<String>) {
         match self.source.read(Trigger::Poll) {
-            Reading::Unchanged => (vec![], vec![]),
-            Reading::Failed(problem) => panic!("{problem:?}"),
-            Reading::Snapshot(snapshot) => {
+            SourceReading::Unchanged => (vec![], vec![]),
+            SourceReading::Failed(problem) => panic!("{problem:?}"),
+            SourceReading::Snapshot(snapshot) => {
                 let merged = self
                     .mux
-                    .merge(Source::File, snapshot.pods, Wall::from_secs(1));
+                    .merge(PodSource::File, snapshot.pods, WallTime::from_secs(1));
                 assert!(merged.unknown.is_empty() && merged.dropped.is_empty());
                 let added = merged.ops.iter().flat_map(|op| match op {
-                    Op::Add(pods) => pods.as_slice(),
+                    SourceOperation::Add(pods) => pods.as_slice(),
                     _ => &[],
                 });
                 self.added = added.map(|p| p.pod.metadata.uid.clone()).collect();
@@ -72,22 +72,22 @@ impl Drop for Bench {
     }
 }
 
-fn say(merged: &Merged) -> Vec<String> {
+fn say(merged: &MergeResult) -> Vec<String> {
     merged
         .ops
         .iter()
         .flat_map(|op| match op {
-            Op::Remove(uids) => vec![format!("remove {}", uids.len())],
-            Op::Add(pods) if pods.is_empty() => vec!["ready".into()],
-            Op::Add(pods) => pods
+            SourceOperation::Remove(uids) => vec![format!("remove {}", uids.len())],
+            SourceOperation::Add(pods) if pods.is_empty() => vec!["ready".into()],
+            SourceOperation::Add(pods) => pods
                 .iter()
                 .map(|p| format!("add {}", p.pod.metadata.name))
                 .collect(),
-            Op::Update(pods) => pods
+            SourceOperation::Update(pods) => pods
                 .iter()
                 .map(|p| format!("update {}", p.pod.metadata.name))
                 .collect(),
-            Op::Delete(_) | Op::Reconcile(_) => vec!["?".into()],
+            SourceOperation::Delete(_) | SourceOperation::Reconcile(_) => vec!["?".into()],
         })
         .collect()
 }
@@ -154,7 +154,7 @@ fn a_restart_finds_the_same_pods() {
     let before = bench.added.clone();
     assert_eq!(before.len(), 1);
     bench.source = ManifestDir::new(bench.dir.clone(), "board".into(), RULES);
-    bench.mux = Mux::new(&[Source::File]);
+    bench.mux = SourceMux::new(&[PodSource::File]);
     assert_eq!(bench.poll().0, ["add a-board"]);
     assert_eq!(bench.added, before);
 }

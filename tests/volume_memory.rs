@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use picolet::api::PodUid;
-use picolet::volume::{PodVolume, PodVolumes, Source, Volumes};
+use picolet::volume::{PodVolume, PodVolumes, VolumeSource, Volumes};
 
 /// Most that the process may grow by while a volume is walked, KiB; no matter how many names a directory has.
 const GROWTH_KIB: u64 = 1024;
@@ -52,7 +52,7 @@ fn walks(names: usize) {
         fs_group: Some(GROUP),
         volumes: vec![PodVolume {
             name: "v".into(),
-            source: Source::Local {
+            source: VolumeSource::Local {
                 name: "pv".into(),
                 path: disk.display().to_string(),
                 read_only: false,

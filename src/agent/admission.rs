@@ -1,31 +1,31 @@
 //! Facts of this node for admission, gathered for `logic::admission`.
 
 use crate::{
-    api::{cri::Capabilities, strict::WrongValue},
+    api::{cri::RuntimeCapabilities, strict::WrongValue},
     logic::{
-        admission::{NodeFacts, PODS},
+        admission::{AdmissionNodeFacts, PODS},
         node as rules,
-        qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY},
+        qos::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceAmounts},
         sysctl::SysctlAllowlist,
     },
 };
 
 /// Facts of this node for admission: those of the Node that it would register (NODE-06).
 pub(super) fn facts(
-    cfg: &crate::config::Config,
-    node: &super::node::NodeFacts,
+    cfg: &crate::config::AgentConfig,
+    node: &super::node::MachineFacts,
     kernel: (u32, u32),
     apparmor: bool,
-    runtime: &Capabilities,
-) -> Result<NodeFacts, WrongValue> {
+    runtime: &RuntimeCapabilities,
+) -> Result<AdmissionNodeFacts, WrongValue> {
     let left = node.allocatable();
-    let allocatable = Amounts::from([
+    let allocatable = ResourceAmounts::from([
         (CPU.to_owned(), left.cpu_milli),
         (MEMORY.to_owned(), left.memory_bytes),
         (EPHEMERAL_STORAGE.to_owned(), left.ephemeral_storage_bytes),
         (PODS.to_owned(), super::node::max_pods(cfg, node)),
     ]);
-    Ok(NodeFacts {
+    Ok(AdmissionNodeFacts {
         name: node.name.clone(),
         labels: rules::new_labels(&node.settings, &node.identity.architecture),
         taints: node.settings.taints.clone(),

@@ -6,42 +6,42 @@ use core::any::Any;
 use smol::channel::{Sender, bounded};
 
 use super::{
-    core::{Agent, Delivery, Event, Question, SourceNews},
+    core::{Agent, AgentEvent, AgentQuestion, SourceDelivery, SourceNews},
     node_resources::{NodeResources, PodsView, ResourceNews},
-    views::{LoopEnded, Taken},
+    views::{DeliveryResult, LoopEnded},
 };
 
 /// Part of a question that reads the agent and makes the answer.
-type Look = Box<dyn FnOnce(&Agent) -> Box<dyn Any>>;
+type AgentLookup = Box<dyn FnOnce(&Agent) -> Box<dyn Any>>;
 
 /// Handle for questions to the loop. Each question costs a turn of the loop: ask only if the answer is wanted.
 #[derive(Clone)]
-pub(crate) struct Asker {
-    events: Sender<Event>,
+pub(crate) struct AgentHandle {
+    events: Sender<AgentEvent>,
 }
 
-impl Asker {
+impl AgentHandle {
     /// Makes the handle; the reader of `events` answers.
-    pub(super) const fn new(events: Sender<Event>) -> Self {
+    pub(super) const fn new(events: Sender<AgentEvent>) -> Self {
         Self { events }
     }
 
     /// Asks the loop, and returns its answer. The answer never comes once the loop has ended: the agent ends then, too.
     pub(super) async fn ask<T: 'static>(&self, look: impl FnOnce(&Agent) -> T + 'static) -> T {
-        let look: Look = Box::new(|agent| Box::new(look(agent)));
+        let look: AgentLookup = Box::new(|agent| Box::new(look(agent)));
         let answer = self.answer(look).await;
         *answer.downcast().expect("it is what was asked for")
     }
 
-    /// Asks a question of any kind. Kept apart from [`Asker::ask`] so that it is in the program once, and not once for
+    /// Asks a question of any kind. Kept apart from [`AgentHandle::ask`] so that it is in the program once, and not once for
     /// each type of answer.
-    async fn answer(&self, look: Look) -> Box<dyn Any> {
+    async fn answer(&self, look: AgentLookup) -> Box<dyn Any> {
         let (answer, answered) = bounded(1);
-        let question: Question = Box::new(move |agent| {
+        let question: AgentQuestion = Box::new(move |agent| {
             // The asker may be gone.
             let _ = answer.try_send(look(agent));
         });
-        self.send(Event::Ask(question)).await;
+        self.send(AgentEvent::Ask(question)).await;
         match answered.recv().await {
             Ok(answer) => answer,
             Err(_) => core::future::pending().await,
@@ -49,7 +49,7 @@ impl Asker {
     }
 
     /// Hands an event to the loop. The event is lost once the loop has ended: the agent ends then, too.
-    pub(super) async fn send(&self, event: Event) {
+    pub(super) async fn send(&self, event: AgentEvent) {
         let _ = self.events.send(event).await;
     }
 
@@ -63,15 +63,15 @@ impl Asker {
 
     /// Hands news of extended resources to the loop.
     pub(crate) async fn tell_resources(&self, news: ResourceNews) -> Result<(), LoopEnded> {
-        let told = self.events.send(Event::Resources(news)).await;
+        let told = self.events.send(AgentEvent::Resources(news)).await;
         told.map_err(|_| LoopEnded)
     }
 
     /// Hands news of a source to the loop; returns when the loop has acted upon them.
-    pub(super) async fn deliver(&self, news: SourceNews) -> Result<Taken, LoopEnded> {
+    pub(super) async fn deliver(&self, news: SourceNews) -> Result<DeliveryResult, LoopEnded> {
         let (answer, taken) = bounded(1);
-        let delivery = Delivery { news, answer };
-        let told = self.events.send(Event::Delivered(delivery)).await;
+        let delivery = SourceDelivery { news, answer };
+        let told = self.events.send(AgentEvent::Delivered(delivery)).await;
         told.map_err(|_| LoopEnded)?;
         taken.recv().await.map_err(|_| LoopEnded)
     }

@@ -7,39 +7,42 @@ use std::sync::Mutex;
 use smol::{LocalExecutor, channel::Sender};
 
 use super::{
-    asker::Asker,
-    core::{Event, TELLING},
-    driver::{Containers, PodDriver},
-    event_loop::{Caller, Hands},
-    eviction::{self, Evictor, Limits, PodFiles},
-    executor::{Generator, Hooks, Killer, Mounter, Preparer, Starter, Syncer, Terminator},
-    external_pods::Resync,
-    gc::{self, Garbage},
+    asker::AgentHandle,
+    core::{AgentEvent, TELLING},
+    driver::{ContainerDriver, PodDriver},
+    event_loop::{EffectRunner, WorkerCallRunner},
+    eviction::{self, Evictor, LimitCheckSchedule, PodFileCounter},
+    executor::{
+        ConfigGenerator, ContainerStarter, HookRunner, PodKiller, PodPreparer, PodSyncer,
+        PodTerminator, VolumeMounter,
+    },
+    external_pods::PodResync,
+    gc::{self, GarbageCollector},
     housekeeping::Housekeeper,
     inhibitor,
     log_rotation::LogRotation,
-    manifests::{Manifests, RULES, UrlManifests},
+    manifests::{ManifestPoller, ManifestUrlPoller, RULES},
     metrics::{self, Metrics},
     node::{self, follow::follow},
     node_resources::{NoResources, NodeResources},
-    parts::Parts,
+    parts::AgentParts,
     pods, probes,
-    records::RecordKeeper,
-    serving::{self, Reviews},
-    start_error::StartError,
-    tasks::{Task, boxed},
+    records::PodRecordWriter,
+    serving::{self, ApiserverReviews},
+    start_error::AgentStartError,
+    tasks::{AgentTask, boxed},
     write_watch::WriteWatch,
 };
 use crate::{
-    api::Mono,
-    bus::logind::Places,
-    cgroup::{MemoryBell, Version},
-    logic::{eviction::Starved, object_fields, shutdown, static_pod},
+    api::MonoTime,
+    bus::logind::LogindPaths,
+    cgroup::{CgroupVersion, MemoryDoorbell},
+    logic::{eviction::StarvedResource, object_fields, shutdown, static_pod},
     net::ProxyVariables,
-    parts::{PartTools, Serve},
-    runtime::log_rotation::Looked,
-    server::{backend::Backend, network::Network},
-    source::{ManifestDir, ManifestUrl, Place, Poller, WHOLE_TIMEOUT},
+    parts::{PartTools, ServeConnection},
+    runtime::log_rotation::LogDirectoryStates,
+    server::{backend::ServerBackend, network::NetworkServer},
+    source::{DocumentLocation, ManifestDir, ManifestDirPoller, ManifestUrl, WHOLE_TIMEOUT},
     sys::lane::Lane,
 };
 
@@ -48,33 +51,33 @@ const URL_COPY: &str = "manifest-url";
 
 /// Makes the runner of effects; `driver` runs pods. `events`: to the loop. `relist`: to the relister.
 pub(super) fn hands(
-    parts: &Parts,
+    parts: &AgentParts,
     driver: &Rc<dyn PodDriver>,
     executor: &Rc<LocalExecutor<'static>>,
-    events: &Sender<Event>,
-    relist: Sender<Mono>,
-) -> Hands {
-    let Parts {
+    events: &Sender<AgentEvent>,
+    relist: Sender<MonoTime>,
+) -> EffectRunner {
+    let AgentParts {
         tools,
         machine,
         owners,
         ..
     } = parts;
-    let asker = Asker::new(events.clone());
+    let asker = AgentHandle::new(events.clone());
     let steps = events.clone();
-    let caller = Caller {
+    let caller = WorkerCallRunner {
         driver: Rc::clone(driver),
         claims: Rc::clone(&owners.claims),
         asker: asker.clone(),
         tell: Rc::new(move |call, step| {
             let steps = steps.clone();
             // It is gone only when the agent ends.
-            Box::pin(async move { _ = steps.send(Event::Step(call, step)).await })
+            Box::pin(async move { _ = steps.send(AgentEvent::Step(call, step)).await })
         }),
         clock: Rc::clone(&tools.clock),
         counters: tools.counters.clone(),
     };
-    let records = RecordKeeper {
+    let records = PodRecordWriter {
         store: machine.store.clone(),
         disk: machine.disk.clone(),
         claims: Rc::clone(&owners.claims),
@@ -94,7 +97,7 @@ pub(super) fn hands(
         complaints: Rc::clone(&tools.complaints),
         driver: Rc::clone(driver),
     };
-    Hands {
+    EffectRunner {
         executor: Rc::clone(executor),
         clock: Rc::clone(&tools.clock),
         store: machine.store.clone(),
@@ -111,15 +114,15 @@ pub(super) fn hands(
 }
 
 /// Makes the remover of what is left of pods.
-pub(super) fn garbage(parts: &Parts, asker: Asker) -> Garbage {
-    let Parts {
+pub(super) fn garbage(parts: &AgentParts, asker: AgentHandle) -> GarbageCollector {
+    let AgentParts {
         cfg,
         tools,
         machine,
         owners,
         ..
     } = parts;
-    Garbage {
+    GarbageCollector {
         runtime: Rc::clone(&machine.runtime),
         disk: machine.disk.clone(),
         claims: Rc::clone(&owners.claims),
@@ -136,8 +139,8 @@ pub(super) fn garbage(parts: &Parts, asker: Asker) -> Garbage {
 }
 
 /// Makes the worker of evictions.
-pub(super) fn evictor(parts: &Parts, garbage: Rc<Garbage>) -> Evictor {
-    let Parts { tools, machine, .. } = parts;
+pub(super) fn evictor(parts: &AgentParts, garbage: Rc<GarbageCollector>) -> Evictor {
+    let AgentParts { tools, machine, .. } = parts;
     Evictor {
         gauge: Rc::clone(&machine.gauge),
         runtime: Rc::clone(&machine.runtime),
@@ -147,21 +150,21 @@ pub(super) fn evictor(parts: &Parts, garbage: Rc<Garbage>) -> Evictor {
         files: pod_files(parts),
         garbage,
         unused_images: machine.unused_images.clone(),
-        limits: Limits::default(),
+        limits: LimitCheckSchedule::default(),
         walks: RefCell::default(),
     }
 }
 
 /// Makes the task that hears the machine go down, if pods are to end in groups then.
-pub(super) fn shutdown_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+pub(super) fn shutdown_watch(parts: &AgentParts, events: &Sender<AgentEvent>) -> Option<AgentTask> {
     let groups = &parts.cfg.shutdown;
     if groups.is_empty() {
         return None;
     }
     let cluster = parts.owners.cluster.as_ref();
     let telling = cluster.map_or(Duration::ZERO, |_| TELLING);
-    let watch = inhibitor::Watch {
-        places: Places::default(),
+    let watch = inhibitor::ShutdownWatch {
+        places: LogindPaths::default(),
         needed: shutdown::whole(groups) + telling,
         clock: Rc::clone(&parts.tools.clock),
         events: events.clone(),
@@ -171,15 +174,15 @@ pub(super) fn shutdown_watch(parts: &Parts, events: &Sender<Event>) -> Option<Ta
 
 /// Makes the task that waits for the kernel's notice of short memory, if a threshold of memory is set and doorbells are
 /// wanted.
-pub(super) fn memory_bell(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+pub(super) fn memory_bell(parts: &AgentParts, events: &Sender<AgentEvent>) -> Option<AgentTask> {
     let cfg = &parts.cfg;
     let thresholds = &cfg.eviction.settings.thresholds;
     let is_wanted = cfg.doorbells
         && thresholds
             .iter()
-            .any(|t| t.signal.starved() == Starved::Memory);
+            .any(|t| t.signal.starved() == StarvedResource::Memory);
     let bell =
-        is_wanted.then(|| MemoryBell::lay(&parts.machine.cgroups, &cfg.cgroup.tree.kubepods()));
+        is_wanted.then(|| MemoryDoorbell::lay(&parts.machine.cgroups, &cfg.cgroup.tree.kubepods()));
     match bell? {
         Ok(bell) => Some(boxed(eviction::listen(
             bell,
@@ -196,9 +199,9 @@ pub(super) fn memory_bell(parts: &Parts, events: &Sender<Event>) -> Option<Task>
 }
 
 /// Makes the counter of pods' files.
-fn pod_files(parts: &Parts) -> PodFiles {
+fn pod_files(parts: &AgentParts) -> PodFileCounter {
     let machine = &parts.machine;
-    PodFiles {
+    PodFileCounter {
         runtime: Rc::clone(&machine.runtime),
         disk: machine.disk.clone(),
         volumes: machine.volumes.clone(),
@@ -207,8 +210,8 @@ fn pod_files(parts: &Parts) -> PodFiles {
 }
 
 /// Makes the driver of pods.
-pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
-    let Parts {
+pub(super) fn driver(parts: &AgentParts) -> Rc<dyn PodDriver> {
+    let AgentParts {
         cfg,
         tools,
         machine,
@@ -218,19 +221,19 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
     let runtime = || Rc::clone(&machine.runtime);
     let recorder = || Rc::clone(&tools.recorder);
     let of_api = || owners.cluster.as_ref().map(|c| Rc::clone(&c.objects));
-    let hooks = Hooks {
+    let hooks = HookRunner {
         runtime: runtime(),
         clock: Rc::clone(&tools.clock),
         recorder: recorder(),
         wire: Rc::clone(&machine.wire),
     };
-    let killer = Killer {
+    let killer = PodKiller {
         runtime: runtime(),
         clock: Rc::clone(&tools.clock),
         recorder: recorder(),
         hooks: hooks.clone(),
     };
-    let generator = Rc::new(Generator {
+    let generator = Rc::new(ConfigGenerator {
         runtime: runtime(),
         context: Rc::clone(owners.node.context()),
         store: machine.store.clone(),
@@ -242,14 +245,14 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         resolv_conf: cfg.network.resolv_conf.clone(),
         pod_logs: cfg.dirs.pod_logs.clone(),
     });
-    let mounter = Mounter {
+    let mounter = VolumeMounter {
         volumes: machine.volumes.clone(),
         disk: machine.disk.clone(),
         recorder: recorder(),
         of_api: of_api(),
         context: Rc::clone(owners.node.context()),
     };
-    let starter = Starter {
+    let starter = ContainerStarter {
         runtime: runtime(),
         images: Rc::clone(&owners.images),
         generator: Rc::clone(&generator),
@@ -262,7 +265,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         run_dir: cfg.dirs.run.clone(),
         container_logs: cfg.dirs.container_logs.clone(),
     };
-    let preparer = Rc::new(Preparer {
+    let preparer = Rc::new(PodPreparer {
         store: machine.store.clone(),
         disk: machine.disk.clone(),
         recorder: recorder(),
@@ -270,7 +273,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         mounter,
         generator,
     });
-    let syncer = Syncer {
+    let syncer = PodSyncer {
         preparer: Rc::clone(&preparer),
         runtime: runtime(),
         recorder: recorder(),
@@ -279,7 +282,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         starter,
         page_bytes: owners.node.facts().page_bytes,
     };
-    let terminator = Terminator {
+    let terminator = PodTerminator {
         store: machine.store.clone(),
         disk: machine.disk.clone(),
         runtime: runtime(),
@@ -291,7 +294,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         killer,
         of_api: of_api(),
     };
-    let containers = Containers {
+    let containers = ContainerDriver {
         syncer,
         terminator,
         runtime: runtime(),
@@ -305,8 +308,8 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
 }
 
 /// Makes the reader of figures.
-pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
-    Metrics::new(metrics::Tools {
+pub(super) fn metrics(parts: &AgentParts, agent: AgentHandle) -> Metrics {
+    Metrics::new(metrics::MetricsTools {
         clock: Rc::clone(&parts.tools.clock),
         runtime: Rc::clone(&parts.machine.runtime),
         disk: parts.machine.disk.clone(),
@@ -320,11 +323,11 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
         complaints: Rc::clone(&parts.tools.complaints),
         agent,
         objects: parts.owners.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
-        peers: metrics::Peers {
+        peers: metrics::MetricsPeers {
             parts: parts.cfg.parts.clone(),
             resources: parts.machine.resources.clone(),
         },
-        settings: metrics::Settings {
+        settings: metrics::MetricsSettings {
             root_dir: parts.cfg.dirs.root.clone(),
             tree: parts.cfg.cgroup.tree.clone(),
             volume_stats: parts.cfg.times.volume_stats,
@@ -335,7 +338,10 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
 }
 
 /// Gathers the parts of the node's server.
-pub(super) fn served_parts(parts: &Parts, backend: Rc<dyn Backend>) -> serving::Parts<'_> {
+pub(super) fn served_parts(
+    parts: &AgentParts,
+    backend: Rc<dyn ServerBackend>,
+) -> serving::ServingInputs<'_> {
     let cluster = parts.owners.cluster.clone();
     let own = Rc::clone(&parts.owners.node);
     let (name, cert_dir) = (
@@ -343,21 +349,25 @@ pub(super) fn served_parts(parts: &Parts, backend: Rc<dyn Backend>) -> serving::
         parts.cfg.cluster.cert_dir.clone(),
     );
     let tools = parts.cluster_tools();
-    serving::Parts {
+    serving::ServingInputs {
         cfg: &parts.cfg.server,
         cert_dir: parts.cfg.cluster.cert_dir.clone(),
         node: Rc::clone(parts.owners.node.facts()),
         clock: Rc::clone(&parts.tools.clock),
         disk: parts.machine.disk.clone(),
         complaints: Rc::clone(&parts.tools.complaints),
-        reviews: parts.owners.cluster.as_ref().map(|cluster| Reviews {
-            lanes: cluster.lanes.clone(),
-            is_away: Box::new({
-                let link = Rc::clone(&cluster.link);
-                move || link.trouble().is_some()
+        reviews: parts
+            .owners
+            .cluster
+            .as_ref()
+            .map(|cluster| ApiserverReviews {
+                lanes: cluster.lanes.clone(),
+                is_away: Box::new({
+                    let link = Rc::clone(&cluster.link);
+                    move || link.trouble().is_some()
+                }),
+                node: parts.owners.node.name.clone(),
             }),
-            node: parts.owners.node.name.clone(),
-        }),
         // Only a member of a cluster has somebody to ask.
         issued: Box::new(move |shown| match &cluster {
             Some(cluster) => cluster.serving_certificate(name, &cert_dir, tools, own, shown),
@@ -368,18 +378,18 @@ pub(super) fn served_parts(parts: &Parts, backend: Rc<dyn Backend>) -> serving::
 }
 
 /// Makes the task that keeps the budget of the link, if there is one.
-pub(super) fn link_budget(parts: &Parts) -> Option<Task> {
+pub(super) fn link_budget(parts: &AgentParts) -> Option<AgentTask> {
     let limits = parts.owners.link_limits.as_ref()?;
     let complaints = Rc::clone(&parts.tools.complaints);
     limits.keep(parts.machine.disk.clone(), complaints)
 }
 
 /// Makes the task that reads the manifest directory, if there is one.
-pub(super) fn manifests(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+pub(super) fn manifests(parts: &AgentParts, events: &Sender<AgentEvent>) -> Option<AgentTask> {
     let path = parts.cfg.dirs.manifests.clone()?;
     let dir = ManifestDir::new(path, parts.owners.node.name.clone(), RULES);
-    let manifests = Manifests {
-        poller: Poller::new(dir, parts.cfg.times.file_check, parts.cfg.doorbells),
+    let manifests = ManifestPoller {
+        poller: ManifestDirPoller::new(dir, parts.cfg.times.file_check, parts.cfg.doorbells),
         clock: Rc::clone(&parts.tools.clock),
         disk: parts.machine.disk.clone(),
         events: events.clone(),
@@ -389,15 +399,15 @@ pub(super) fn manifests(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
 
 /// Makes the task that reads manifests at a URL, if there is one. `lane`: its own, started only then.
 pub(super) fn url_manifests(
-    parts: &Parts,
+    parts: &AgentParts,
     proxies: ProxyVariables,
-    events: &Sender<Event>,
-    lane: impl FnOnce() -> Result<Lane, StartError>,
-) -> Result<Option<Task>, StartError> {
+    events: &Sender<AgentEvent>,
+    lane: impl FnOnce() -> Result<Lane, AgentStartError>,
+) -> Result<Option<AgentTask>, AgentStartError> {
     let Some(cfg) = &parts.cfg.manifest_url else {
         return Ok(None);
     };
-    let place = Place {
+    let place = DocumentLocation {
         url: cfg.url.clone(),
         headers: cfg.headers.clone(),
         ca: cfg.ca.clone(),
@@ -410,7 +420,7 @@ pub(super) fn url_manifests(
         (static_pod::prepare_from_url, object_fields::misspelt),
         parts.cfg.dirs.root.join(URL_COPY),
     );
-    let manifests = UrlManifests {
+    let manifests = ManifestUrlPoller {
         source: Arc::new(Mutex::new(source)),
         checks: cfg.checks,
         link_policy: Rc::clone(&parts.owners.link_policy),
@@ -423,11 +433,11 @@ pub(super) fn url_manifests(
 
 /// Starts the parts that are configured. Returns their tasks.
 pub(super) fn start_parts(
-    parts: &Parts,
+    parts: &AgentParts,
     proxies: &ProxyVariables,
-    network: Option<Rc<Network>>,
+    network: Option<Rc<NetworkServer>>,
     executor: &Rc<LocalExecutor<'static>>,
-) -> Vec<Task> {
+) -> Vec<AgentTask> {
     let on = Rc::clone(executor);
     let tools = PartTools {
         config: &parts.cfg,
@@ -438,7 +448,7 @@ pub(super) fn start_parts(
         complaints: &parts.tools.complaints,
         disk: &parts.machine.disk,
         node: &parts.owners.node,
-        serve: network.map(|network| -> Serve {
+        serve: network.map(|network| -> ServeConnection {
             Rc::new(move |stream, source| network.take_in(stream, source, &on))
         }),
         executor,
@@ -448,7 +458,7 @@ pub(super) fn start_parts(
 }
 
 /// Makes the rotation of container logs, if the agent does that.
-pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
+pub(super) fn log_rotation(parts: &AgentParts, asker: AgentHandle) -> Option<LogRotation> {
     let logs = &parts.cfg.logs;
     Some(LogRotation {
         asker,
@@ -459,15 +469,16 @@ pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
         interval: logs.monitor_interval,
         max_size_bytes: logs.max_size_bytes?,
         max_files: usize::try_from(logs.max_files).unwrap_or(usize::MAX),
-        looked: Looked::new(),
+        looked: LogDirectoryStates::new(),
         max_all_bytes: logs.max_all_bytes,
     })
 }
 
 /// Makes the task that reports pods which write much to the disk of the root directory, if the kernel counts that.
-pub(super) fn write_watch(parts: &Parts, asker: Asker) -> Option<Task> {
+pub(super) fn write_watch(parts: &AgentParts, asker: AgentHandle) -> Option<AgentTask> {
     let machine = &parts.machine;
-    let counts = machine.cgroups.version() == Version::V2 && machine.cgroups.has_controller("io");
+    let counts =
+        machine.cgroups.version() == CgroupVersion::V2 && machine.cgroups.has_controller("io");
     let disk = counts.then(|| node::machine::disk(&parts.cfg.dirs.root));
     let (disk, number) = disk.flatten()?;
     let watch = WriteWatch {
@@ -485,17 +496,17 @@ pub(super) fn write_watch(parts: &Parts, asker: Asker) -> Option<Task> {
 }
 
 /// Makes the tasks that follow external pods.
-pub(super) fn external_pods(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
+pub(super) fn external_pods(parts: &AgentParts, events: &Sender<AgentEvent>) -> Vec<AgentTask> {
     let Some(external) = &parts.machine.external else {
         return Vec::new();
     };
     let events = events.clone();
-    let resync: Resync = Rc::new(move |uids| {
+    let resync: PodResync = Rc::new(move |uids| {
         let events = events.clone();
         Box::pin(async move {
             match uids.is_empty() {
                 true => !events.is_closed(),
-                false => events.send(Event::Resync(uids)).await.is_ok(),
+                false => events.send(AgentEvent::Resync(uids)).await.is_ok(),
             }
         })
     });
@@ -505,7 +516,7 @@ pub(super) fn external_pods(parts: &Parts, events: &Sender<Event>) -> Vec<Task> 
 
 /// Finds the extended resources of the node before the first pod is admitted. Records of an agent before this one are on
 /// the disk by then. Blocking.
-pub(super) fn resources(parts: &Parts) -> Box<dyn NodeResources> {
+pub(super) fn resources(parts: &AgentParts) -> Box<dyn NodeResources> {
     parts.machine.store.sync_names();
     match parts.machine.resources.clone() {
         Some(giver) => giver.begin(parts.tools.clock.now()),
@@ -514,25 +525,27 @@ pub(super) fn resources(parts: &Parts) -> Box<dyn NodeResources> {
 }
 
 /// Makes the tasks of whoever gives extended resources.
-pub(super) fn resource_tasks(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
+pub(super) fn resource_tasks(parts: &AgentParts, events: &Sender<AgentEvent>) -> Vec<AgentTask> {
     let giver = parts.machine.resources.clone();
-    giver.map_or_else(Vec::new, |giver| giver.tasks(Asker::new(events.clone())))
+    giver.map_or_else(Vec::new, |giver| {
+        giver.tasks(AgentHandle::new(events.clone()))
+    })
 }
 
 /// Opens what others connect to for extended resources, and makes the tasks that serve them.
 pub(super) fn resource_servers(
-    parts: &Parts,
+    parts: &AgentParts,
     executor: &Rc<LocalExecutor<'static>>,
-    events: &Sender<Event>,
-) -> std::io::Result<Vec<Task>> {
+    events: &Sender<AgentEvent>,
+) -> std::io::Result<Vec<AgentTask>> {
     match parts.machine.resources.clone() {
-        Some(giver) => giver.listen(Asker::new(events.clone()), executor),
+        Some(giver) => giver.listen(AgentHandle::new(events.clone()), executor),
         None => Ok(Vec::new()),
     }
 }
 
 /// Makes the task that follows the addresses of the node, unless a cluster's Node object does.
-pub(super) fn addresses(parts: &Parts) -> Option<Task> {
+pub(super) fn addresses(parts: &AgentParts) -> Option<AgentTask> {
     let alone = parts.owners.cluster.is_none();
     let follow = || {
         let (own, clock) = (&parts.owners.node, &parts.tools.clock);
@@ -544,8 +557,12 @@ pub(super) fn addresses(parts: &Parts) -> Option<Task> {
 }
 
 /// Makes the driver of probes.
-pub(super) fn probe_driver(parts: &Parts, agent: Asker, events: Sender<Event>) -> probes::Driver {
-    probes::Driver {
+pub(super) fn probe_driver(
+    parts: &AgentParts,
+    agent: AgentHandle,
+    events: Sender<AgentEvent>,
+) -> probes::ProbeDriver {
+    probes::ProbeDriver {
         probes: Rc::clone(&parts.owners.probes),
         clock: Rc::clone(&parts.tools.clock),
         times: Rc::clone(&parts.tools.times),
@@ -557,7 +574,7 @@ pub(super) fn probe_driver(parts: &Parts, agent: Asker, events: Sender<Event>) -
         recorder: Rc::clone(&parts.tools.recorder),
         tell: Box::new(move |probed| {
             let events = events.clone();
-            Box::pin(async move { events.send(Event::Probed(probed)).await.is_ok() })
+            Box::pin(async move { events.send(AgentEvent::Probed(probed)).await.is_ok() })
         }),
         complaints: Rc::clone(&parts.tools.complaints),
         run_dir: parts.cfg.dirs.run.clone(),

@@ -7,36 +7,36 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::{
-    asker::Asker,
+    asker::AgentHandle,
     clock::Clock,
     complaints::Complaints,
-    core::{Agent, Command},
+    core::{Agent, AgentCommand},
     eviction::Evictor,
     external_pods::ExternalPods,
     images::ImageCommands,
     link_limits::LinkLimits,
     link_policy::LinkPolicy,
     metrics::Metrics,
-    node::{self, Node},
+    node::{self, LocalNode},
     node_resources::ResourceGiver,
     pod_store::PodStore,
-    recorder::Recorder,
-    removed::Removed,
-    times::Times,
+    recorder::EventRecorder,
+    removed::RemovedPods,
+    times::DateCorrector,
     vitals::{HeapUse, LoopWatch},
 };
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::api::strict;
 use crate::{
     api::{
-        self, Container, ContainerId, Event, Mono, Pod, PodUid, Wall,
-        cri::{ContainerState, Image, PodRuntimeStatus},
+        self, Container, ContainerId, Event, MonoTime, Pod, PodUid, WallTime,
+        cri::{ContainerState, PodRuntimeStatus, StoredImage},
         pod::CONFIG_SEEN,
         pod_status::ContainerStatus,
     },
-    image::{Progress, Verification},
+    image::{ImageProgress, StoreVerification},
     logic::{
-        eviction::{self, Measure, Short, Signal},
+        eviction::{self, EvictionSignal, MeasureScope, MetThreshold},
         pod_kind, static_pod,
     },
     net::meter,
@@ -44,8 +44,9 @@ use crate::{
     runtime::RuntimeService,
     server::{
         backend::{
-            Backend, Check, DeviceShown, Figures, Health, Incoming, LinkShown, LogTarget,
-            NextShown, Pieces, PressureShown, Reply, RunningPod, ShortShown, Uptime,
+            AgentCheck, AgentHealth, BackendReply, DeviceReport, EvictionCandidateReport,
+            IncomingText, LinkReport, LogTarget, MetricsEndpoint, PressureReport,
+            PressureSignalReport, RunningPod, ServerBackend, TextPieces, Uptime,
         },
         http::Refusal,
         log_reader::LogOptions,
@@ -58,7 +59,7 @@ use crate::{
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 /// Settings and handles that do not change while the agent runs.
-pub(super) struct Settings {
+pub(super) struct LocalBackendSettings {
     /// The configuration in force, as JSON.
     pub(super) document: String,
     /// Run directory, gone at reboot.
@@ -66,9 +67,9 @@ pub(super) struct Settings {
     /// Longest time without traffic on a stream.
     pub(super) streaming_idle: Duration,
     /// Time of the agent's start, by the wall clock.
-    pub(super) started_at: Wall,
+    pub(super) started_at: WallTime,
     /// Time of the agent's start, by the monotonic clock.
-    pub(super) started: Mono,
+    pub(super) started: MonoTime,
     /// Kubelet version that the Node shows.
     pub(super) kubelet_version: String,
     /// Pods whose logs are not here.
@@ -80,7 +81,7 @@ pub(super) struct Settings {
     /// Parts that are configured.
     pub(super) parts: Vec<Rc<dyn ConfiguredPart>>,
     /// History of the wall clock.
-    pub(super) times: Rc<Times>,
+    pub(super) times: Rc<DateCorrector>,
     /// Watch on the loop: tells if it moves.
     pub(super) loop_watch: LoopWatch,
     /// Giver of extended resources, if there is one.
@@ -90,11 +91,11 @@ pub(super) struct Settings {
 /// Serves the local commands and the node's server.
 pub(super) struct LocalBackend {
     /// The agent.
-    pub(super) agent: Asker,
+    pub(super) agent: AgentHandle,
     /// Kubernetes events.
-    pub(super) recorder: Rc<Recorder>,
+    pub(super) recorder: Rc<EventRecorder>,
     /// The Node object.
-    pub(super) node: Rc<Node>,
+    pub(super) node: Rc<LocalNode>,
     /// Figures.
     pub(super) metrics: Metrics,
     /// Records of pods.
@@ -112,19 +113,19 @@ pub(super) struct LocalBackend {
     /// Told of answers that may be large.
     pub(super) heap: HeapUse,
     /// Times at which pods were first shown without a manifest.
-    pub(super) removed: Removed,
+    pub(super) removed: RemovedPods,
     /// Warnings about things that cannot be shown.
     pub(super) complaints: Rc<Complaints>,
     /// To the loop, for requests that only the loop can fulfil.
-    pub(super) commands: smol::channel::Sender<Command>,
+    pub(super) commands: smol::channel::Sender<AgentCommand>,
     /// Settings and handles that do not change.
-    pub(super) settings: Settings,
+    pub(super) settings: LocalBackendSettings,
 }
 
 /// Returns the time so long ago, in whole seconds.
-fn earlier(wall: Wall, ago: Duration) -> Wall {
+fn earlier(wall: WallTime, ago: Duration) -> WallTime {
     let ago = i64::try_from(ago.as_nanos()).unwrap_or(i64::MAX);
-    Wall(wall.0.saturating_sub(ago)).truncated()
+    WallTime(wall.0.saturating_sub(ago)).truncated()
 }
 
 impl LocalBackend {
@@ -162,7 +163,7 @@ impl LocalBackend {
             .metadata
             .annotations
             .get(CONFIG_SEEN)
-            .and_then(|t| Wall::parse(t));
+            .and_then(|t| WallTime::parse(t));
         let meta = &mut object["metadata"];
         if pod.metadata.creation_timestamp.is_none()
             && let Some(seen) = seen
@@ -349,12 +350,12 @@ fn instance_for_log(
     }))
 }
 
-impl Backend for LocalBackend {
+impl ServerBackend for LocalBackend {
     fn disk_lane(&self) -> &Lane {
         &self.disk
     }
 
-    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<PodUid>> {
+    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> BackendReply<'a, Vec<PodUid>> {
         Box::pin(async move {
             self.heap.note();
             let named = self.agent.ask(|agent| {
@@ -385,7 +386,7 @@ impl Backend for LocalBackend {
         })
     }
 
-    fn pod<'a>(&'a self, uid: &'a PodUid) -> Reply<'a, Option<Value>> {
+    fn pod<'a>(&'a self, uid: &'a PodUid) -> BackendReply<'a, Option<Value>> {
         Box::pin(async { Ok(self.object(uid).await) })
     }
 
@@ -397,7 +398,7 @@ impl Backend for LocalBackend {
         }
     }
 
-    fn running_pods(&self) -> Reply<'_, Vec<RunningPod>> {
+    fn running_pods(&self) -> BackendReply<'_, Vec<RunningPod>> {
         Box::pin(async {
             let pods = self.agent.ask(Agent::runtime_statuses).await;
             let running = pods.iter().map(|pod| {
@@ -414,7 +415,11 @@ impl Backend for LocalBackend {
         })
     }
 
-    fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>> {
+    fn container_names<'a>(
+        &'a self,
+        namespace: &'a str,
+        pod: &'a str,
+    ) -> BackendReply<'a, Vec<String>> {
         Box::pin(async move {
             let pod = self.find(namespace, pod).await?;
             Ok(pod.spec.all_containers().map(|c| c.name.clone()).collect())
@@ -425,16 +430,16 @@ impl Backend for LocalBackend {
         &self.settings.document
     }
 
-    fn checks(&self) -> Vec<Check> {
+    fn checks(&self) -> Vec<AgentCheck> {
         let moves = self.settings.loop_watch.is_healthy(self.clock.now());
-        let well = |name| Check {
+        let well = |name| AgentCheck {
             name,
             trouble: None,
         };
         let mut checks = vec![
             well("ping"),
             well("log"),
-            Check {
+            AgentCheck {
                 name: "syncloop",
                 trouble: (!moves).then(|| "sync Loop took longer than expected".to_owned()),
             },
@@ -449,7 +454,7 @@ impl Backend for LocalBackend {
         newest.map(|e| e.object(&self.node.name)).collect()
     }
 
-    fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>> {
+    fn config_maps(&self, namespace: Option<&str>) -> BackendReply<'_, Vec<Value>> {
         // The data of ConfigMaps may be megabytes.
         self.heap.note();
         let namespace = namespace.map(str::to_owned);
@@ -459,7 +464,7 @@ impl Backend for LocalBackend {
         Box::pin(async { Ok(shown.await) })
     }
 
-    fn secrets(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>> {
+    fn secrets(&self, namespace: Option<&str>) -> BackendReply<'_, Vec<Value>> {
         let namespace = namespace.map(str::to_owned);
         let shown = self
             .agent
@@ -467,23 +472,23 @@ impl Backend for LocalBackend {
         Box::pin(async { Ok(shown.await) })
     }
 
-    fn dump(&self) -> Reply<'_, String> {
+    fn dump(&self) -> BackendReply<'_, String> {
         self.heap.note();
         Box::pin(async { Ok(self.agent.ask(Agent::dump).await) })
     }
 
-    fn health(&self) -> Reply<'_, Health> {
+    fn health(&self) -> BackendReply<'_, AgentHealth> {
         Box::pin(async { Ok(self.agent.ask(Agent::health).await) })
     }
 
-    fn figures(&self, which: Figures) -> Reply<'_, Pieces> {
+    fn figures(&self, which: MetricsEndpoint) -> BackendReply<'_, TextPieces> {
         Box::pin(self.metrics.page(which))
     }
 
-    fn link(&self) -> LinkShown {
+    fn link(&self) -> LinkReport {
         let link = &self.settings.link_policy;
         let state = link.state();
-        LinkShown {
+        LinkReport {
             bytes: meter::counted(),
             budget: state.budget,
             is_metered: link.is_metered(),
@@ -491,7 +496,7 @@ impl Backend for LocalBackend {
         }
     }
 
-    fn node(&self) -> Reply<'_, api::Node> {
+    fn node(&self) -> BackendReply<'_, api::Node> {
         Box::pin(async {
             let (runtime, clock) = (&*self.runtime, &*self.clock);
             let made = self.settings.started_at;
@@ -514,27 +519,30 @@ impl Backend for LocalBackend {
         })
     }
 
-    fn pressure(&self, order: bool) -> Reply<'_, PressureShown> {
+    fn pressure(&self, order: bool) -> BackendReply<'_, PressureReport> {
         Box::pin(async move {
             let view = self.agent.ask(Agent::pressure).await;
             let (now, wall) = (self.clock.now(), self.clock.wall());
-            let shown = |short: &Short| ShortShown {
+            let shown = |short: &MetThreshold| PressureSignalReport {
                 signal: short.signal.name().into(),
                 available: short.available.to_string(),
                 limit: short.limit.to_string(),
                 since: earlier(wall, now - short.since),
                 soft: short.soft,
             };
-            let mut answer = PressureShown {
+            let mut answer = PressureReport {
                 short: view.short.iter().map(shown).collect(),
-                ..PressureShown::default()
+                ..PressureReport::default()
             };
             if !order {
                 return Ok(answer);
             }
             let first = view.short.first().map(|short| short.signal);
-            let (signal, layout) = (first.unwrap_or(Signal::MemoryAvailable), view.layout);
-            let what = Measure::of(signal.starved());
+            let (signal, layout) = (
+                first.unwrap_or(EvictionSignal::MemoryAvailable),
+                view.layout,
+            );
+            let what = MeasureScope::of(signal.starved());
             let mut pods = self.evictor.measure(what, view.candidates).await;
             eviction::rank(&mut pods, signal, layout);
             answer.by = signal.name().into();
@@ -543,7 +551,7 @@ impl Backend for LocalBackend {
                 .filter_map(|pod| {
                     let name = view.names.get(&pod.uid)?;
                     let (used, request) = pod.shown(signal, layout);
-                    Some(NextShown {
+                    Some(EvictionCandidateReport {
                         namespace: name.namespace.clone(),
                         name: name.name.clone(),
                         priority: pod.priority,
@@ -562,7 +570,7 @@ impl Backend for LocalBackend {
         pod: &'a str,
         container: &'a str,
         previous: bool,
-    ) -> Reply<'a, LogTarget> {
+    ) -> BackendReply<'a, LogTarget> {
         Box::pin(async move {
             let found = self.find(namespace, pod).await?;
             let name = Self::container_name(&found, container)?;
@@ -591,23 +599,23 @@ impl Backend for LocalBackend {
         &'a self,
         id: &'a ContainerId,
         options: &'a LogOptions,
-    ) -> Reply<'a, Box<dyn Incoming>> {
+    ) -> BackendReply<'a, Box<dyn IncomingText>> {
         match &self.settings.external {
             Some(external) => external.log(id, options),
             None => Box::pin(async { Err(Refusal::not_found("the log has no file")) }),
         }
     }
 
-    fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool> {
+    fn is_running<'a>(&'a self, id: &'a ContainerId) -> BackendReply<'a, bool> {
         let id = id.clone();
         Box::pin(async { Ok(self.agent.ask(move |agent| agent.may_run(&id)).await) })
     }
 
-    fn devices(&self) -> Reply<'_, Vec<DeviceShown>> {
+    fn devices(&self) -> BackendReply<'_, Vec<DeviceReport>> {
         Box::pin(async { Ok(self.agent.ask(Agent::shown_resources).await) })
     }
 
-    fn images(&self) -> Reply<'_, Vec<Image>> {
+    fn images(&self) -> BackendReply<'_, Vec<StoredImage>> {
         Box::pin(self.images.list())
     }
 
@@ -615,63 +623,63 @@ impl Backend for LocalBackend {
         &self,
         path: PathBuf,
         name: String,
-        steps: Option<smol::channel::Sender<Progress>>,
-    ) -> Reply<'_, Vec<String>> {
+        steps: Option<smol::channel::Sender<ImageProgress>>,
+    ) -> BackendReply<'_, Vec<String>> {
         Box::pin(async move {
             let names = self.images.import(path, name, steps).await?;
             // The loop's end is no reason to call the import failed.
-            let _ = self.commands.send(Command::ImagesArrived).await;
+            let _ = self.commands.send(AgentCommand::ImagesArrived).await;
             Ok(names)
         })
     }
 
-    fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> Reply<'a, String> {
+    fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> BackendReply<'a, String> {
         Box::pin(async move {
             let id = self.images.pull(reference, now).await?;
             // The loop's end is no reason to call the pull failed.
-            let _ = self.commands.send(Command::ImagesArrived).await;
+            let _ = self.commands.send(AgentCommand::ImagesArrived).await;
             Ok(id)
         })
     }
 
-    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+    fn pull_progress(&self, reference: &str) -> Option<ImageProgress> {
         self.images.progress(reference)
     }
 
-    fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, Vec<String>> {
+    fn remove_image<'a>(&'a self, reference: &'a str) -> BackendReply<'a, Vec<String>> {
         Box::pin(self.images.remove(reference))
     }
 
-    fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)> {
+    fn prune_images(&self) -> BackendReply<'_, (Vec<String>, u64)> {
         Box::pin(self.images.prune())
     }
 
     fn verify_images(
         &self,
         repair: bool,
-        steps: smol::channel::Sender<Progress>,
-    ) -> Reply<'_, Verification> {
+        steps: smol::channel::Sender<ImageProgress>,
+    ) -> BackendReply<'_, StoreVerification> {
         Box::pin(self.images.verify(repair, steps))
     }
 
-    fn restart_pod<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, ()> {
+    fn restart_pod<'a>(&'a self, namespace: &'a str, pod: &'a str) -> BackendReply<'a, ()> {
         Box::pin(async move {
             let found = self.find(namespace, pod).await?;
             pod_kind::may_start_anew(&found)
                 .map_err(|why| Refusal::new(409, format!("pod \"{pod}\" {why}")))?;
             let uid = found.metadata.uid;
             let gone = || Refusal::new(503, "the agent is ending");
-            let told = self.commands.send(Command::Restart(uid)).await;
+            let told = self.commands.send(AgentCommand::Restart(uid)).await;
             told.map_err(|_| gone())
         })
     }
 
-    fn stop(&self, all: bool) -> Reply<'_, ()> {
-        self.end(move |done| Command::Stop { all, done })
+    fn stop(&self, all: bool) -> BackendReply<'_, ()> {
+        self.end(move |done| AgentCommand::Stop { all, done })
     }
 
-    fn shut_down(&self) -> Reply<'_, ()> {
-        self.end(|done| Command::Shutdown { done })
+    fn shut_down(&self) -> BackendReply<'_, ()> {
+        self.end(|done| AgentCommand::Shutdown { done })
     }
 }
 
@@ -679,8 +687,8 @@ impl LocalBackend {
     /// Sends a command that ends something, and waits until that has ended.
     fn end(
         &self,
-        what: impl FnOnce(smol::channel::Sender<String>) -> Command + 'static,
-    ) -> Reply<'_, ()> {
+        what: impl FnOnce(smol::channel::Sender<String>) -> AgentCommand + 'static,
+    ) -> BackendReply<'_, ()> {
         Box::pin(async move {
             let (done, finished) = smol::channel::bounded(1);
             let gone = || Refusal::new(503, "the agent is ending");

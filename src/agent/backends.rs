@@ -7,15 +7,15 @@ use smol::LocalExecutor;
 
 use super::{
     cluster,
-    images::{NodeKeyring, RuntimeKeyring, Stock},
-    start_error::{StartError, fatal, lane},
+    images::{ImageStock, NodeKeyring, RuntimeKeyring},
+    start_error::{AgentStartError, fatal, lane},
 };
 use crate::{
     api::{PodUid, cri::CgroupDriver, oci::HostFacts},
     cgroup::Cgroups,
-    config::{Config, Endpoints},
+    config::{AgentConfig, RuntimeEndpoints},
     error::chain,
-    image::pull::{NodeKeys, Settings},
+    image::pull::{NodeCredentialLookup, PullSettings},
     logic::{cgroup::CgroupTree, oci},
     parts,
     runtime::{
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Tools for making a backend.
-pub(super) struct Tools<'a> {
+pub(super) struct BackendTools<'a> {
     pub(super) executor: &'a Rc<LocalExecutor<'static>>,
     pub(super) disk: Lane,
     pub(super) cgroups: Cgroups,
@@ -36,12 +36,12 @@ pub(super) struct Tools<'a> {
 }
 
 /// A backend, and what goes with it.
-pub(super) struct Opened {
+pub(super) struct RuntimeBackend {
     pub(super) runtime: Rc<dyn RuntimeService>,
     /// Credentials of the node itself for pulls.
     pub(super) keyring: Rc<dyn NodeKeyring>,
     /// Keeper of images.
-    pub(super) stock: Stock,
+    pub(super) stock: ImageStock,
     /// Directory of images.
     pub(super) images: PathBuf,
     /// Directory of the containers' own writable layers.
@@ -52,10 +52,10 @@ pub(super) struct Opened {
 
 /// The backend that is configured. `pulls` say how images are pulled, as far as this agent does it.
 pub(super) async fn open(
-    cfg: &Config,
-    pulls: Settings,
-    tools: Tools<'_>,
-) -> Result<Opened, StartError> {
+    cfg: &AgentConfig,
+    pulls: PullSettings,
+    tools: BackendTools<'_>,
+) -> Result<RuntimeBackend, AgentStartError> {
     if let Some(endpoints) = &cfg.runtime.endpoints {
         let opened = open_endpoint(cfg, endpoints, &tools).await;
         let runtime = opened.map_err(|e| {
@@ -69,13 +69,13 @@ pub(super) async fn open(
                 own.display()
             );
         }
-        return Ok(Opened {
+        return Ok(RuntimeBackend {
             driver: runtime.cgroup_driver(),
             images: runtime.places().images.clone(),
             layers: runtime.places().layers.clone(),
             runtime,
-            keyring: Rc::new(RuntimeKeyring(Arc::new(NodeKeys::new(pulls)))),
-            stock: Stock::Runtime,
+            keyring: Rc::new(RuntimeKeyring(Arc::new(NodeCredentialLookup::new(pulls)))),
+            stock: ImageStock::Runtime,
         });
     }
     let store = StoreImages::open(
@@ -98,10 +98,10 @@ pub(super) async fn open(
     let runtime = Runc::open(settings, images, tools.disk, tools.cgroups)
         .await
         .map_err(|e| fatal(e.to_string()))?;
-    Ok(Opened {
+    Ok(RuntimeBackend {
         runtime: Rc::new(runtime),
         keyring: Rc::new(store.clone()),
-        stock: Stock::Own(store),
+        stock: ImageStock::Own(store),
         images: cfg.dirs.images(),
         layers: cfg.dirs.root.join("containers"),
         driver: CgroupDriver::Cgroupfs,
@@ -110,13 +110,13 @@ pub(super) async fn open(
 
 /// Connects to a runtime.
 pub(super) async fn open_endpoint(
-    cfg: &Config,
-    endpoints: &Endpoints,
-    tools: &Tools<'_>,
+    cfg: &AgentConfig,
+    endpoints: &RuntimeEndpoints,
+    tools: &BackendTools<'_>,
 ) -> Result<Rc<dyn EndpointRuntime>, RuntimeError> {
     let fixed = oci::MASKED_PATHS.iter().map(|&path| path.to_owned());
     let open = parts::endpoint_client()?;
-    let settings = endpoint::Settings {
+    let settings = endpoint::EndpointSettings {
         endpoint: endpoints.runtime.clone(),
         image_endpoint: endpoints.images.clone(),
         request_timeout: cfg.times.runtime_request,
@@ -138,7 +138,7 @@ pub(super) async fn open_endpoint(
 }
 
 /// OCI runtimes by handler, the built-in one among them if there are programs for it.
-fn handlers(cfg: &Config) -> BTreeMap<String, String> {
+fn handlers(cfg: &AgentConfig) -> BTreeMap<String, String> {
     let mut all = cfg.runtime.handlers.clone();
     if cfg.runtime.process.is_some() {
         let path = cfg.dirs.run.join(process::PROGRAM);
@@ -153,9 +153,13 @@ fn pod_groups(driver: CgroupDriver, root: &str, uid: &PodUid) -> [String; 3] {
     CgroupTree { root, driver }.pod_in_any_tier(uid)
 }
 
-pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {
+pub(super) fn runc_settings(
+    cfg: &AgentConfig,
+    host: HostFacts,
+    exe: Arc<OwnedFd>,
+) -> runc::RuncSettings {
     let root = cfg.cgroup.tree.root.trim_end_matches('/');
-    runc::Settings {
+    runc::RuncSettings {
         root_dir: cfg.dirs.root.clone(),
         run_dir: cfg.dirs.run.clone(),
         runtime: cfg.runtime.program.display().to_string(),
@@ -163,7 +167,7 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
         process: cfg.runtime.process.clone(),
         cni_conf_dir: cfg.network.cni_conf.clone(),
         cni_bin_dir: cfg.network.cni_bin.clone(),
-        built_in_network: runc::BuiltIn {
+        built_in_network: runc::BuiltInNetwork {
             bridge: cfg.network.builtin_bridge.clone(),
             subnets: cluster::pod_cidr::subnets(cfg),
             mtu: 0,

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::record::{BootRecord, boot_id};
-use crate::logic::backoff::Record;
+use crate::logic::backoff::BackoffRecord;
 
 /// The delays: ten times what the largest table of pods can fill.
 const RECORD: BootRecord = BootRecord {
@@ -17,20 +17,20 @@ const RECORD: BootRecord = BootRecord {
 };
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Stored {
+struct BackoffFile {
     /// Delays; their times count from the start of this boot.
-    records: Vec<Record>,
+    records: Vec<BackoffRecord>,
 }
 
 /// Writes the delays down. Failing costs no more than a restart that comes too early, so it is only told. Blocking.
-pub(super) fn save(run: &Path, records: Vec<Record>) {
-    if let Err(e) = RECORD.write(run, &boot_id(), &Stored { records }) {
+pub(super) fn save(run: &Path, records: Vec<BackoffRecord>) {
+    if let Err(e) = RECORD.write(run, &boot_id(), &BackoffFile { records }) {
         log::warn!("cannot store crash-loop delays: {e}");
     }
 }
 
 /// Reads the delays that an earlier agent of this boot stored. A file that cannot be read is reported and dropped.
-pub(super) fn restore(run: &Path) -> Vec<Record> {
-    let stored: Option<Stored> = RECORD.recall(run, &boot_id());
+pub(super) fn restore(run: &Path) -> Vec<BackoffRecord> {
+    let stored: Option<BackoffFile> = RECORD.recall(run, &boot_id());
     stored.unwrap_or_default().records
 }

@@ -11,7 +11,7 @@ use crate::api::PodUid;
 
 /// Work on a pod that only one may do at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Work {
+enum PodWorkKind {
     /// Act on it at the runtime: a call of its worker, garbage collection, removal.
     Operation,
     /// Write its record, or remove its directory.
@@ -20,55 +20,55 @@ enum Work {
 
 /// Pods that are worked on, and by which work. One thread, so it is a set.
 #[derive(Debug, Default)]
-pub(super) struct Claims {
-    taken: RefCell<BTreeSet<(PodUid, Work)>>,
+pub(super) struct PodWorkClaims {
+    taken: RefCell<BTreeSet<(PodUid, PodWorkKind)>>,
     /// A claim has ended.
     ended: WakerSet,
 }
 
 /// A turn at work on one pod; over when dropped.
 #[must_use]
-pub(super) struct Turn<'a> {
-    claims: &'a Claims,
-    claim: (PodUid, Work),
+pub(super) struct PodWorkClaim<'a> {
+    claims: &'a PodWorkClaims,
+    claim: (PodUid, PodWorkKind),
 }
 
-impl Claims {
+impl PodWorkClaims {
     /// A turn at the runtime with this pod, if nobody has it.
-    pub(super) fn try_operate(&self, uid: &PodUid) -> Option<Turn<'_>> {
-        self.try_turn(uid, Work::Operation)
+    pub(super) fn try_operate(&self, uid: &PodUid) -> Option<PodWorkClaim<'_>> {
+        self.try_turn(uid, PodWorkKind::Operation)
     }
 
     /// A turn at the runtime with this pod, as soon as nobody else has it.
-    pub(super) async fn operate(&self, uid: &PodUid) -> Turn<'_> {
-        self.turn(uid, Work::Operation).await
+    pub(super) async fn operate(&self, uid: &PodUid) -> PodWorkClaim<'_> {
+        self.turn(uid, PodWorkKind::Operation).await
     }
 
     /// A turn at this pod's record, if nobody has it.
-    pub(super) fn try_record(&self, uid: &PodUid) -> Option<Turn<'_>> {
-        self.try_turn(uid, Work::Record)
+    pub(super) fn try_record(&self, uid: &PodUid) -> Option<PodWorkClaim<'_>> {
+        self.try_turn(uid, PodWorkKind::Record)
     }
 
     /// A turn at this pod's record, as soon as nobody else has it.
-    pub(super) async fn record(&self, uid: &PodUid) -> Turn<'_> {
-        self.turn(uid, Work::Record).await
+    pub(super) async fn record(&self, uid: &PodUid) -> PodWorkClaim<'_> {
+        self.turn(uid, PodWorkKind::Record).await
     }
 
-    fn try_turn(&self, uid: &PodUid, work: Work) -> Option<Turn<'_>> {
+    fn try_turn(&self, uid: &PodUid, work: PodWorkKind) -> Option<PodWorkClaim<'_>> {
         let claim = (uid.clone(), work);
         let is_free = self.taken.borrow_mut().insert(claim.clone());
-        is_free.then(|| Turn {
+        is_free.then(|| PodWorkClaim {
             claims: self,
             claim,
         })
     }
 
-    async fn turn(&self, uid: &PodUid, work: Work) -> Turn<'_> {
+    async fn turn(&self, uid: &PodUid, work: PodWorkKind) -> PodWorkClaim<'_> {
         self.ended.until(|| self.try_turn(uid, work)).await
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for PodWorkClaim<'_> {
     fn drop(&mut self) {
         self.claims.taken.borrow_mut().remove(&self.claim);
         self.claims.ended.wake_all();
@@ -78,7 +78,7 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod testing {
     //! What tests ask.
-    impl super::Claims {
+    impl super::PodWorkClaims {
         /// Returns true if no pod is worked on.
         pub(in crate::agent) fn is_idle(&self) -> bool {
             self.taken.borrow().is_empty()
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn one_turn_a_pod() {
-        let claims = Claims::default();
+        let claims = PodWorkClaims::default();
         let (a, b) = (PodUid::from("a"), PodUid::from("b"));
         let first = claims.try_operate(&a).expect("free");
         assert!(claims.try_operate(&a).is_none());

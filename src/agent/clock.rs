@@ -10,35 +10,35 @@ use core::{
 use std::{io, rc::Rc};
 
 use crate::{
-    api::{Mono, Wall},
-    grpc::{Sleep, Time},
-    sys::{self, timer::Timer},
+    api::{MonoTime, WallTime},
+    grpc::{ConnectionClock, SleepFuture},
+    sys::{self, timer::KernelTimer},
 };
 
 /// A future that resolves at some time.
-pub(crate) type Alarm = Pin<Box<dyn Future<Output = ()>>>;
+pub(crate) type TimerFuture = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Source of the agent's time.
 pub(crate) trait Clock {
     /// For deadlines.
-    fn now(&self) -> Mono;
+    fn now(&self) -> MonoTime;
     /// For API timestamps.
-    fn wall(&self) -> Wall;
+    fn wall(&self) -> WallTime;
     /// Returns true if `wall()` is kept right, by NTP for example.
     fn is_right(&self) -> bool;
     /// Resolves once `now()` is at least `deadline`; may be late.
-    fn until(&self, deadline: Mono) -> Alarm;
+    fn until(&self, deadline: MonoTime) -> TimerFuture;
 }
 
 /// The agent's clock in the form that gRPC asks for.
-pub(crate) struct Ticks(pub(crate) Rc<dyn Clock>);
+pub(crate) struct GrpcClock(pub(crate) Rc<dyn Clock>);
 
-impl Time for Ticks {
+impl ConnectionClock for GrpcClock {
     fn now(&self) -> Duration {
-        self.0.now() - Mono(0)
+        self.0.now() - MonoTime(0)
     }
 
-    fn sleep(&self, time: Duration) -> Sleep {
+    fn sleep(&self, time: Duration) -> SleepFuture {
         self.0.until(self.0.now() + time)
     }
 }
@@ -46,7 +46,7 @@ impl Time for Ticks {
 /// The machine's clocks. All waits of an agent share one timer of the kernel: those for the same time end by one wake-up, and
 /// the reactor's thread, which a timer of its own for each would wake whenever one is set, sleeps on.
 #[derive(Clone, Debug)]
-pub(crate) struct SystemClock(Rc<Waits>);
+pub(crate) struct SystemClock(Rc<TimerWaits>);
 
 impl SystemClock {
     /// Whoever makes one runs [`drive`](Self::drive), too.
@@ -54,8 +54,8 @@ impl SystemClock {
     /// # Errors
     /// The kernel has no timer for it.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self(Rc::new(Waits {
-            timer: Timer::new()?,
+        Ok(Self(Rc::new(TimerWaits {
+            timer: KernelTimer::new()?,
             set_to: Cell::new(NEVER),
             open: RefCell::default(),
         })))
@@ -69,7 +69,7 @@ impl SystemClock {
                 // Descriptors of this kind do not fail.
                 log::error!("the timer of all waits: {e}");
             }
-            waits.set_to.set(Mono(0));
+            waits.set_to.set(MonoTime(0));
             waits.end_due(sys::clock::mono());
             // Who was woken waits for something else now, as a rule: the timer is set once for all of them.
             smol::future::yield_now().await;
@@ -80,11 +80,11 @@ impl SystemClock {
 }
 
 impl Clock for SystemClock {
-    fn now(&self) -> Mono {
+    fn now(&self) -> MonoTime {
         sys::clock::mono()
     }
 
-    fn wall(&self) -> Wall {
+    fn wall(&self) -> WallTime {
         sys::clock::wall()
     }
 
@@ -92,8 +92,8 @@ impl Clock for SystemClock {
         sys::clock::synchronized() == Some(true)
     }
 
-    fn until(&self, deadline: Mono) -> Alarm {
-        Box::pin(Wait {
+    fn until(&self, deadline: MonoTime) -> TimerFuture {
+        Box::pin(TimerWait {
             deadline,
             place: None,
             waits: Rc::clone(&self.0),
@@ -102,19 +102,19 @@ impl Clock for SystemClock {
 }
 
 /// A time that does not come.
-const NEVER: Mono = Mono(u64::MAX);
+const NEVER: MonoTime = MonoTime(u64::MAX);
 
 /// The waits that are not over.
 #[derive(Debug)]
-struct Waits {
-    timer: Timer,
+struct TimerWaits {
+    timer: KernelTimer,
     /// Not later than the first of them; zero while they are gone through.
-    set_to: Cell<Mono>,
+    set_to: Cell<MonoTime>,
     /// Few: an agent waits for some twenty things at once, and one more for each operation that has a limit.
-    open: RefCell<Vec<Option<(Mono, Waker)>>>,
+    open: RefCell<Vec<Option<(MonoTime, Waker)>>>,
 }
 
-impl Waits {
+impl TimerWaits {
     fn set(&self) {
         let deadline = self.set_to.get();
         let deadline = (deadline < NEVER).then_some(deadline);
@@ -124,20 +124,20 @@ impl Waits {
     }
 
     /// Has the timer expire at `deadline`, if it would not before.
-    fn expect(&self, deadline: Mono) {
+    fn expect(&self, deadline: MonoTime) {
         if deadline < self.set_to.get() {
             self.set_to.set(deadline);
             self.set();
         }
     }
 
-    fn first(&self) -> Mono {
+    fn first(&self) -> MonoTime {
         let open = self.open.borrow();
         let deadlines = open.iter().flatten().map(|(deadline, _)| *deadline);
         deadlines.min().unwrap_or(NEVER)
     }
 
-    fn end_due(&self, now: Mono) {
+    fn end_due(&self, now: MonoTime) {
         for (deadline, waker) in self.open.borrow_mut().iter_mut().flatten() {
             if *deadline <= now {
                 // It is told once, whenever its task may look.
@@ -150,14 +150,14 @@ impl Waits {
 
 /// A task that waits for an instant.
 #[derive(Debug)]
-struct Wait {
-    deadline: Mono,
+struct TimerWait {
+    deadline: MonoTime,
     /// Place in the list of waits.
     place: Option<usize>,
-    waits: Rc<Waits>,
+    waits: Rc<TimerWaits>,
 }
 
-impl Future for Wait {
+impl Future for TimerWait {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -185,7 +185,7 @@ impl Future for Wait {
     }
 }
 
-impl Drop for Wait {
+impl Drop for TimerWait {
     fn drop(&mut self) {
         // The timer stays as it is: it expires once for nothing, which is rarer and cheaper than setting it each time.
         if let Some(place) = self.place {
@@ -196,12 +196,12 @@ impl Drop for Wait {
 
 /// The whole second nearest to `due`: what happens at intervals happens together, so that an agent at rest wakes up once a
 /// second and not once for each. What is due within less than a second stays: rounded, it could be due at once, again and again.
-pub(crate) fn in_step(due: Mono, now: Mono) -> Mono {
+pub(crate) fn in_step(due: MonoTime, now: MonoTime) -> MonoTime {
     const STEP_MS: u64 = 1000;
     if due - now < Duration::from_millis(STEP_MS) {
         return due;
     }
-    Mono(due.0.saturating_add(STEP_MS / 2) / STEP_MS * STEP_MS)
+    MonoTime(due.0.saturating_add(STEP_MS / 2) / STEP_MS * STEP_MS)
 }
 
 #[cfg(test)]
@@ -258,7 +258,11 @@ mod tests {
             (1001, 2000, 2000),
             (2000, 1400, 1400),
         ] {
-            assert_eq!(in_step(Mono(due), Mono(now)), Mono(want), "{due} at {now}");
+            assert_eq!(
+                in_step(MonoTime(due), MonoTime(now)),
+                MonoTime(want),
+                "{due} at {now}"
+            );
         }
     }
 }

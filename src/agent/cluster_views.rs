@@ -5,35 +5,35 @@ use alloc::{collections::BTreeSet, rc::Rc};
 use smol::{LocalExecutor, channel::Sender};
 
 use super::{
-    asker::Asker,
+    asker::AgentHandle,
     clock::Clock,
-    cluster::Surroundings,
-    core::{Agent, Event},
-    node::{self, Gathered},
+    cluster::ClusterDeps,
+    core::{Agent, AgentEvent},
+    node::{self, CurrentNodeFacts},
     outcome,
-    parts::Parts,
+    parts::AgentParts,
     pods,
-    tasks::{Spawner, Task},
-    times::Times,
-    views::{Configured, StaticPod},
+    tasks::{AgentTask, TaskSpawner},
+    times::DateCorrector,
+    views::{ConfiguredPod, StaticPod},
 };
 use crate::{
     api::{Node, PodUid},
     logic::{
-        mirror::{FullName, Mirrors},
-        node::{Applied, NodeEvent},
-        status_writer::{Truth, Truths},
+        mirror::{MirrorPods, PodFullName},
+        node::{AppliedStatus, NodeEvent},
+        status_writer::{LocalPodState, LocalPodStates},
     },
     runtime::RuntimeService,
 };
 
 /// Makes everything that speaks with the apiserver, if there is one.
 pub(super) fn tasks(
-    parts: &Parts,
+    parts: &AgentParts,
     executor: &Rc<LocalExecutor<'static>>,
-    events: &Sender<Event>,
-) -> Vec<Task> {
-    let Parts {
+    events: &Sender<AgentEvent>,
+) -> Vec<AgentTask> {
+    let AgentParts {
         tools,
         machine,
         owners,
@@ -42,9 +42,9 @@ pub(super) fn tasks(
     let Some(cluster) = &owners.cluster else {
         return Vec::new();
     };
-    let asker = Asker::new(events.clone());
-    let around = Surroundings {
-        spawner: Spawner::new(executor),
+    let asker = AgentHandle::new(events.clone());
+    let around = ClusterDeps {
+        spawner: TaskSpawner::new(executor),
         tools: parts.cluster_tools(),
         recorder: Rc::clone(&tools.recorder),
         runtime: Rc::clone(&machine.runtime),
@@ -58,12 +58,12 @@ pub(super) fn tasks(
 }
 
 /// The agent's own state, as the truth for statuses of the pods of the API.
-struct Known<'a> {
-    pods: &'a pods::Known<'a>,
-    mirrors: &'a Mirrors,
+struct KnownPodStatuses<'a> {
+    pods: &'a pods::PodRegistryView<'a>,
+    mirrors: &'a MirrorPods,
 }
 
-impl Known<'_> {
+impl KnownPodStatuses<'_> {
     /// The uid under which the agent knows a pod of the API: that of the static pod, for a mirror (MIR-01). One that mirrors
     /// what the manifest said before stands for none: it is about to be replaced, and what another pod does may be against
     /// its own spec.
@@ -77,8 +77,8 @@ impl Known<'_> {
     }
 }
 
-impl Truths for Known<'_> {
-    fn truth(&self, uid: &PodUid) -> Option<Truth<'_>> {
+impl LocalPodStates for KnownPodStatuses<'_> {
+    fn truth(&self, uid: &PodUid) -> Option<LocalPodState<'_>> {
         self.pods.truth(self.own_uid(uid)?)
     }
 }
@@ -86,8 +86,8 @@ impl Truths for Known<'_> {
 /// Questions of the apiserver's side about pods.
 impl Agent {
     /// Configuration of a pod; `None` if it is not configured.
-    pub(super) fn configured(&self, uid: &PodUid) -> Option<Configured> {
-        self.pods().config(uid).map(|pod| Configured {
+    pub(super) fn configured(&self, uid: &PodUid) -> Option<ConfiguredPod> {
+        self.pods().config(uid).map(|pod| ConfiguredPod {
             is_static: pod.is_static,
             has_ended: pod.api_phase_terminal,
         })
@@ -107,11 +107,11 @@ impl Agent {
     /// Shows the agent's own statuses by the uids of the API, given the mirrors there.
     pub(super) fn with_truths<T>(
         &self,
-        mirrors: &Mirrors,
-        look: impl FnOnce(&dyn Truths) -> T,
+        mirrors: &MirrorPods,
+        look: impl FnOnce(&dyn LocalPodStates) -> T,
     ) -> T {
         let pods = &self.pods().known();
-        look(&Known { pods, mirrors })
+        look(&KnownPodStatuses { pods, mirrors })
     }
 
     /// All static pods, in the order of their uids.
@@ -126,8 +126,8 @@ impl Agent {
     }
 
     /// Returns true if a static pod of that name is on its way out.
-    pub(super) fn is_static_ending(&self, name: &FullName) -> bool {
-        let FullName { name, namespace } = name;
+    pub(super) fn is_static_ending(&self, name: &PodFullName) -> bool {
+        let PodFullName { name, namespace } = name;
         let table = self.pods().table();
         table.is_pod_for_mirror_pod_terminating(name, namespace)
     }
@@ -136,15 +136,15 @@ impl Agent {
 /// The node, with what its Node object is made of.
 pub(super) struct OwnNode {
     /// The node.
-    pub(super) node: Rc<node::Node>,
+    pub(super) node: Rc<node::LocalNode>,
     clock: Rc<dyn Clock>,
-    times: Rc<Times>,
+    times: Rc<DateCorrector>,
     runtime: Rc<dyn RuntimeService>,
-    asker: Asker,
+    asker: AgentHandle,
 }
 
 impl OwnNode {
-    fn new(parts: &Parts, asker: Asker) -> Self {
+    fn new(parts: &AgentParts, asker: AgentHandle) -> Self {
         Self {
             node: Rc::clone(&parts.owners.node),
             clock: Rc::clone(&parts.tools.clock),
@@ -155,7 +155,7 @@ impl OwnNode {
     }
 
     /// Reads what a Node says: a few small files, and the list of images.
-    pub(super) async fn gather(&self) -> Gathered {
+    pub(super) async fn gather(&self) -> CurrentNodeFacts {
         let standing = self.asker.ask(Agent::standing).await;
         let now = self.clock.now();
         self.node.gather(&*self.runtime, &standing, now).await
@@ -168,12 +168,16 @@ impl OwnNode {
     }
 
     /// The Node to create, and what there is to tell of its first conditions.
-    pub(super) fn initial(&self, gathered: &Gathered) -> (Node, Vec<NodeEvent>) {
+    pub(super) fn initial(&self, gathered: &CurrentNodeFacts) -> (Node, Vec<NodeEvent>) {
         self.node.initial(gathered, self.clock.wall())
     }
 
     /// Puts what was gathered into a Node as last seen in the API.
-    pub(super) fn bring_up_to_date(&self, node: &mut Node, gathered: &Gathered) -> Applied {
+    pub(super) fn bring_up_to_date(
+        &self,
+        node: &mut Node,
+        gathered: &CurrentNodeFacts,
+    ) -> AppliedStatus {
         let now = self.clock.wall();
         self.node.bring_up_to_date(node, gathered, &self.times, now)
     }

@@ -5,7 +5,7 @@ use alloc::rc::Rc;
 use core::{cell::RefCell, time::Duration};
 
 use super::clock::Clock;
-use crate::{api::Mono, logic::digest::Fnv};
+use crate::{api::MonoTime, logic::digest::FnvHasher};
 
 /// Texts that are remembered; the one that came longest ago makes room.
 const REMEMBERED: usize = 64;
@@ -13,9 +13,9 @@ const REMEMBERED: usize = 64;
 const PAUSE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
-struct Complaint {
+struct RecentComplaint {
     text: u128,
-    told: Mono,
+    told: MonoTime,
     /// Came so often since it was told.
     held: u32,
 }
@@ -23,7 +23,7 @@ struct Complaint {
 /// Warns of what is tried again and may fail each time. Everybody who complains has a handle of the same one.
 pub(crate) struct Complaints {
     clock: Rc<dyn Clock>,
-    lately: RefCell<Lately>,
+    lately: RefCell<RecentComplaints>,
 }
 
 impl Complaints {
@@ -53,12 +53,12 @@ impl Complaints {
 
 /// Recent complaints.
 #[derive(Debug, Default)]
-struct Lately(Vec<Complaint>);
+struct RecentComplaints(Vec<RecentComplaint>);
 
-impl Lately {
+impl RecentComplaints {
     /// Returns how often `text` was held back, if it is to be logged now.
-    fn tell(&mut self, text: &str, now: Mono) -> Option<u32> {
-        let mut fnv = Fnv::default();
+    fn tell(&mut self, text: &str, now: MonoTime) -> Option<u32> {
+        let mut fnv = FnvHasher::default();
         fnv.text(text);
         let digest = fnv.finish();
         if let Some(known) = self.0.iter_mut().find(|c| c.text == digest) {
@@ -73,7 +73,7 @@ impl Lately {
             let oldest = (0..self.0.len()).min_by_key(|&at| self.0[at].told);
             oldest.map(|at| self.0.swap_remove(at));
         }
-        self.0.push(Complaint {
+        self.0.push(RecentComplaint {
             text: digest,
             told: now,
             held: 0,
@@ -88,8 +88,8 @@ mod tests {
 
     #[test]
     fn repeats_are_held_back_and_counted() {
-        let mut complaints = Lately::default();
-        let at = |s: u64| Mono(s * 1000);
+        let mut complaints = RecentComplaints::default();
+        let at = |s: u64| MonoTime(s * 1000);
         assert_eq!(complaints.tell("a", at(0)), Some(0));
         assert_eq!(complaints.tell("b", at(1)), Some(0));
         for s in 1..60 {

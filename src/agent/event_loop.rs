@@ -10,27 +10,27 @@ use smol::{
 };
 
 use super::{
-    asker::Asker,
-    claims::Claims,
+    asker::AgentHandle,
+    claims::PodWorkClaims,
     clock::Clock,
-    core::{Agent, Effect, Event, Purpose},
-    driver::{PodDriver, Stop},
+    core::{Agent, AgentEffect, AgentEvent, LoadPurpose},
+    driver::{PodDriver, PodStopMode},
     eviction::Evictor,
-    executor::{Cancel, Tell},
-    gc::Garbage,
+    executor::{CallCancel, StepSender},
+    gc::GarbageCollector,
     housekeeping::Housekeeper,
     outcome,
     pod_store::PodStore,
-    records::RecordKeeper,
+    records::PodRecordWriter,
     vitals::{LoopWatch, WorkCounters},
 };
 use crate::{
-    api::{Mono, PodUid},
+    api::{MonoTime, PodUid},
     logic::{
-        metrics::own::Work,
-        pod_table::Start,
-        pod_worker::{Call, Outcome},
-        work_queue::Retry,
+        metrics::own::WorkerCallKind,
+        pod_table::CallStart,
+        pod_worker::{CallOutcome, WorkerCall},
+        work_queue::RetryCause,
     },
     sys::lane::Lane,
 };
@@ -40,12 +40,12 @@ use crate::{
 pub(super) const EVENT_QUEUE: usize = 256;
 
 /// Holder of the agent between turns of the loop.
-pub(super) trait Seat {
+pub(super) trait AgentCell {
     /// A turn with it.
     fn with<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T;
 }
 
-impl Seat for Agent {
+impl AgentCell for Agent {
     fn with<T>(&mut self, turn: impl FnOnce(&mut Self) -> T) -> T {
         turn(self)
     }
@@ -53,17 +53,17 @@ impl Seat for Agent {
 
 /// Runs until the agent is to end. Calls that run then are left to the executor.
 pub(super) async fn run(
-    mut agent: impl Seat,
-    hands: Hands,
+    mut agent: impl AgentCell,
+    hands: EffectRunner,
     loop_watch: LoopWatch,
-    events: Receiver<Event>,
+    events: Receiver<AgentEvent>,
 ) {
     let clock = Rc::clone(&hands.clock);
     while !agent.with(|agent| agent.is_finished()) {
         let due = agent.with(|agent| agent.next_timeout());
         let next = async { events.recv().await.ok() };
         let late = async {
-            clock.until(due.unwrap_or(Mono(u64::MAX))).await;
+            clock.until(due.unwrap_or(MonoTime(u64::MAX))).await;
             None
         };
         let event = next.or(late).await;
@@ -91,110 +91,110 @@ pub(super) async fn run(
 }
 
 /// Runner of effects.
-pub(super) struct Hands {
+pub(super) struct EffectRunner {
     pub(super) executor: Rc<LocalExecutor<'static>>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) store: PodStore,
     pub(super) disk: Lane,
     /// Run directory, for facts that the next agent of this boot needs.
     pub(super) run_dir: PathBuf,
-    pub(super) caller: Rc<Caller>,
-    pub(super) records: Rc<RecordKeeper>,
-    pub(super) garbage: Rc<Garbage>,
+    pub(super) caller: Rc<WorkerCallRunner>,
+    pub(super) records: Rc<PodRecordWriter>,
+    pub(super) garbage: Rc<GarbageCollector>,
     pub(super) housekeeper: Rc<Housekeeper>,
     pub(super) evictor: Rc<Evictor>,
     /// To the relister.
-    pub(super) relist: Sender<Mono>,
+    pub(super) relist: Sender<MonoTime>,
     /// To the loop. It is gone only when the agent ends.
-    pub(super) events: Sender<Event>,
+    pub(super) events: Sender<AgentEvent>,
 }
 
-impl Hands {
-    fn carry_out(&self, effect: Effect) {
+impl EffectRunner {
+    fn carry_out(&self, effect: AgentEffect) {
         let events = self.events.clone();
         match effect {
-            Effect::Relist => {
+            AgentEffect::Relist => {
                 // A worker waits for a listing that begins after this.
                 let _ = self.relist.force_send(self.clock.now());
             }
-            Effect::Inspect(pods, relister) => {
+            AgentEffect::Inspect(pods, relister) => {
                 // It takes one answer a listing.
                 let _ = relister.try_send(pods);
             }
-            Effect::Load(uid, purpose) => {
+            AgentEffect::Load(uid, purpose) => {
                 let (store, disk) = (self.store.clone(), self.disk.clone());
                 self.spawn(async move {
                     let pod = match purpose {
-                        Purpose::Create => store.load_next(&disk, &uid).await,
-                        Purpose::Show(..) | Purpose::Image | Purpose::Evict => {
+                        LoadPurpose::Create => store.load_next(&disk, &uid).await,
+                        LoadPurpose::Show(..) | LoadPurpose::Image | LoadPurpose::Evict => {
                             store.load(&disk, &uid).await
                         }
                     };
-                    let _ = events.send(Event::Loaded(uid, purpose, pod)).await;
+                    let _ = events.send(AgentEvent::Loaded(uid, purpose, pod)).await;
                 });
             }
-            Effect::Search => {
+            AgentEffect::Search => {
                 let housekeeper = Rc::clone(&self.housekeeper);
                 self.spawn(async move {
                     let found = housekeeper.search().await;
-                    let _ = events.send(Event::Searched(found)).await;
+                    let _ = events.send(AgentEvent::Searched(found)).await;
                 });
             }
-            Effect::Record(recording) => {
+            AgentEffect::Record(recording) => {
                 let records = Rc::clone(&self.records);
                 self.spawn(async move {
                     let recorded = records.record(*recording).await;
-                    let _ = events.send(Event::Recorded(Box::new(recorded))).await;
+                    let _ = events.send(AgentEvent::Recorded(Box::new(recorded))).await;
                 });
             }
-            Effect::SettleRecords => {
+            AgentEffect::SettleRecords => {
                 let records = Rc::clone(&self.records);
                 self.spawn(async move {
                     let waiting = records.settle().await;
-                    let _ = events.send(Event::Settled(waiting)).await;
+                    let _ = events.send(AgentEvent::Settled(waiting)).await;
                 });
             }
-            Effect::KeepShown(uid, shown) => {
+            AgentEffect::KeepShown(uid, shown) => {
                 let records = Rc::clone(&self.records);
                 self.spawn(async move { records.keep_shown(&uid, shown).await });
             }
-            Effect::KeepTimes(stored) => {
+            AgentEffect::KeepTimes(stored) => {
                 let (disk, run) = (self.disk.clone(), self.run_dir.clone());
                 self.spawn(async move { disk.run(move || stored.save(&run)).await });
             }
-            Effect::ForgetOutcomes(uids) => {
+            AgentEffect::ForgetOutcomes(uids) => {
                 let (disk, store) = (self.disk.clone(), self.store.clone());
                 let forget = move || uids.iter().for_each(|uid| outcome::forget(&store, uid));
                 self.spawn(async move { disk.run(forget).await });
             }
-            Effect::TidyDead(uid, id) => {
+            AgentEffect::TidyDead(uid, id) => {
                 let garbage = Rc::clone(&self.garbage);
                 self.spawn(async move { garbage.after_death(&uid, &id).await });
             }
-            Effect::Housekeeping(chores) => {
+            AgentEffect::Housekeeping(chores) => {
                 let housekeeper = Rc::clone(&self.housekeeper);
                 self.spawn(async move {
                     housekeeper.carry_out(*chores).await;
-                    let _ = events.send(Event::Cleaned).await;
+                    let _ = events.send(AgentEvent::Cleaned).await;
                 });
             }
-            Effect::Eviction(work) => {
+            AgentEffect::Eviction(work) => {
                 let evictor = Rc::clone(&self.evictor);
                 self.spawn(async move {
                     let input = evictor.carry_out(work).await;
-                    let _ = events.send(Event::Eviction(Box::new(input))).await;
+                    let _ = events.send(AgentEvent::Eviction(Box::new(input))).await;
                 });
             }
-            Effect::AskResources(question) => self.spawn(async move {
+            AgentEffect::AskResources(question) => self.spawn(async move {
                 if let Some(news) = question.await {
-                    let _ = events.send(Event::Resources(news)).await;
+                    let _ = events.send(AgentEvent::Resources(news)).await;
                 }
             }),
-            Effect::Start(start, uid, cancel) => {
+            AgentEffect::Start(start, uid, cancel) => {
                 let caller = Rc::clone(&self.caller);
                 self.spawn(async move {
                     let outcome = caller.call(start, uid, cancel).await;
-                    let _ = events.send(Event::Done(start.handle, outcome)).await;
+                    let _ = events.send(AgentEvent::Done(start.handle, outcome)).await;
                 });
             }
         }
@@ -206,19 +206,19 @@ impl Hands {
 }
 
 /// Runs the calls of workers.
-pub(super) struct Caller {
+pub(super) struct WorkerCallRunner {
     pub(super) driver: Rc<dyn PodDriver>,
-    pub(super) claims: Rc<Claims>,
-    pub(super) asker: Asker,
+    pub(super) claims: Rc<PodWorkClaims>,
+    pub(super) asker: AgentHandle,
     /// The way of steps to the loop.
-    pub(super) tell: Tell,
+    pub(super) tell: StepSender,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) counters: WorkCounters,
 }
 
-impl Caller {
+impl WorkerCallRunner {
     /// Runs one call to its end.
-    async fn call(&self, start: Start, uid: PodUid, cancel: Rc<Cancel>) -> Outcome {
+    async fn call(&self, start: CallStart, uid: PodUid, cancel: Rc<CallCancel>) -> CallOutcome {
         // Garbage collection may be removing an instance of this pod.
         let turn = self.claims.operate(&uid).await;
         let begun = self.clock.now();
@@ -227,17 +227,20 @@ impl Caller {
             .asker
             .ask(move |agent| agent.plan(start.handle, of, cancel, tell));
         let Some(plan) = plan.await else {
-            return Outcome::Failed(Retry::Error);
+            return CallOutcome::Failed(RetryCause::Error);
         };
         let driver = &self.driver;
         let (done, work) = match start.call {
-            Call::Sync => (driver.sync(&plan), Work::Sync),
-            Call::Terminating { grace_s } => {
-                let stop = Stop::AsSpecified(grace_s);
-                (driver.terminate(&plan, stop), Work::Kill)
+            WorkerCall::Sync => (driver.sync(&plan), WorkerCallKind::Sync),
+            WorkerCall::Terminating { grace_s } => {
+                let stop = PodStopMode::AsSpecified(grace_s);
+                (driver.terminate(&plan, stop), WorkerCallKind::Kill)
             }
-            Call::TerminatingRuntime => (driver.terminate(&plan, Stop::Unknown), Work::Kill),
-            Call::Terminated => (driver.clean_up(&plan), Work::Kill),
+            WorkerCall::TerminatingRuntime => (
+                driver.terminate(&plan, PodStopMode::Unknown),
+                WorkerCallKind::Kill,
+            ),
+            WorkerCall::Terminated => (driver.clean_up(&plan), WorkerCallKind::Kill),
         };
         let outcome = done.await;
         drop(turn);

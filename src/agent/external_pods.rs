@@ -8,64 +8,64 @@ use core::{pin::Pin, time::Duration};
 
 use super::{
     complaints::Complaints,
-    driver::{PodDriver, Work},
-    executor::Preparer,
-    recorder::Recorder,
-    tasks::Task,
+    driver::{DriverFuture, PodDriver},
+    executor::PodPreparer,
+    recorder::EventRecorder,
+    tasks::AgentTask,
 };
 use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
-        cri::{Condition, ExecOutput, PodItem, PodRuntimeStatus},
+        cri::{ExecOutput, PodItem, PodRuntimeStatus, RuntimeCondition},
         stats::PodUsage,
     },
-    runtime::{AttachOptions, Call, Connect, ExecOptions, Start},
+    runtime::{AttachOptions, ExecOptions, PortConnector, RuntimeCall, SessionStart},
     server::{
-        backend::{Incoming, Reply},
+        backend::{BackendReply, IncomingText},
         log_reader::LogOptions,
     },
 };
 
 /// Has the loop look at pods anew, if there are any. Answered: the loop is there.
-pub(crate) type Resync = Rc<dyn Fn(Vec<PodUid>) -> Pin<Box<dyn Future<Output = bool>>>>;
+pub(crate) type PodResync = Rc<dyn Fn(Vec<PodUid>) -> Pin<Box<dyn Future<Output = bool>>>>;
 
 /// Pods that no container runtime runs.
 pub(crate) trait ExternalPods {
     /// Handlers of the RuntimeClasses whose pods these are.
     fn handlers(&self) -> Vec<String>;
     /// Condition of what runs these pods: it answers, or why not.
-    fn condition(&self) -> Condition;
+    fn condition(&self) -> RuntimeCondition;
     /// Makes the driver of all pods; it hands those that are not external to `containers`.
     fn driver(
         self: Rc<Self>,
         containers: Rc<dyn PodDriver>,
-        preparer: Rc<Preparer>,
+        preparer: Rc<PodPreparer>,
     ) -> Rc<dyn PodDriver>;
     /// Makes the tasks that follow these pods.
     fn tasks(
         &self,
-        resync: &Resync,
-        recorder: &Rc<Recorder>,
+        resync: &PodResync,
+        recorder: &Rc<EventRecorder>,
         complaints: &Rc<Complaints>,
-    ) -> Vec<Task>;
+    ) -> Vec<AgentTask>;
 
     /// All external pods, given those that the runtime has. From memory.
     fn list(&self, of_runtime: &[PodItem]) -> Vec<PodItem>;
     /// Status of a pod. From memory.
     fn status(&self, uid: &PodUid) -> Option<PodRuntimeStatus>;
     /// Resolves when something may have changed. May be late or lost.
-    fn doorbell(&self) -> Work<'_, ()>;
+    fn doorbell(&self) -> DriverFuture<'_, ()>;
     /// Usage of the pods for which there are figures.
-    fn usage(&self) -> Work<'_, Vec<PodUsage>>;
+    fn usage(&self) -> DriverFuture<'_, Vec<PodUsage>>;
 
     /// Returns true if the container is one of an external pod.
     fn has_container(&self, id: &ContainerId) -> bool;
     /// Returns true if the sandbox is that of an external pod.
     fn has_sandbox(&self, id: &SandboxId) -> bool;
     /// Stops the pod of a container: its containers are not stopped one by one.
-    fn stop(&self, id: &ContainerId, grace: Duration) -> Option<Call<'_, ()>>;
+    fn stop(&self, id: &ContainerId, grace: Duration) -> Option<RuntimeCall<'_, ()>>;
     /// Removes the pod of a sandbox.
-    fn remove(&self, id: &SandboxId) -> Option<Call<'_, ()>>;
+    fn remove(&self, id: &SandboxId) -> Option<RuntimeCall<'_, ()>>;
     /// Runs a command; see [`exec_sync`](crate::runtime::RuntimeService::exec_sync).
     fn exec_sync<'a>(
         &'a self,
@@ -73,17 +73,17 @@ pub(crate) trait ExternalPods {
         command: &'a [String],
         timeout: Option<Duration>,
         limit: usize,
-    ) -> Option<Call<'a, ExecOutput>>;
+    ) -> Option<RuntimeCall<'a, ExecOutput>>;
     /// Runs a command with streams.
-    fn exec(&self, id: &ContainerId, options: &ExecOptions) -> Option<Start<'_>>;
+    fn exec(&self, id: &ContainerId, options: &ExecOptions) -> Option<SessionStart<'_>>;
     /// Attaches to a container.
-    fn attach(&self, id: &ContainerId, options: AttachOptions) -> Option<Start<'_>>;
+    fn attach(&self, id: &ContainerId, options: AttachOptions) -> Option<SessionStart<'_>>;
     /// Opens ports of a pod.
-    fn port_forward(&self, id: &SandboxId) -> Option<Connect<'_>>;
+    fn port_forward(&self, id: &SandboxId) -> Option<PortConnector<'_>>;
     /// Reads the log of a container, which has no file here.
     fn log<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a LogOptions,
-    ) -> Reply<'a, Box<dyn Incoming>>;
+    ) -> BackendReply<'a, Box<dyn IncomingText>>;
 }

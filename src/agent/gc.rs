@@ -9,20 +9,20 @@ use std::{
 };
 
 use super::{
-    asker::Asker,
-    claims::Claims,
+    asker::AgentHandle,
+    claims::PodWorkClaims,
     clock::Clock,
     complaints::Complaints,
     core::Agent,
-    images::Images,
-    recorder::{Recorder, Severity},
-    times::Times,
+    images::AgentImages,
+    recorder::{EventRecorder, EventSeverity},
+    times::DateCorrector,
 };
 use crate::{
-    api::{ContainerId, PodUid, SandboxId, cri::PodItem, order::Order as _},
+    api::{ContainerId, PodUid, SandboxId, cri::PodItem, order::OrderExt as _},
     config::GarbageConfig,
-    logic::gc::{self, ContainerGcPolicy, Fate},
-    runtime::{Logs, RuntimeError, RuntimeService, log_links::LogLinks, log_rotation},
+    logic::gc::{self, ContainerGcPolicy, PodGcState},
+    runtime::{LogRetention, RuntimeError, RuntimeService, log_links::LogLinks, log_rotation},
     sys::{lane::Lane, remove},
 };
 
@@ -37,16 +37,16 @@ pub(super) fn policy(garbage: &GarbageConfig) -> ContainerGcPolicy {
 }
 
 /// Removes what is left of containers, sandboxes and logs.
-pub(super) struct Garbage {
+pub(super) struct GarbageCollector {
     pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) disk: Lane,
-    pub(super) claims: Rc<Claims>,
-    pub(super) asker: Asker,
+    pub(super) claims: Rc<PodWorkClaims>,
+    pub(super) asker: AgentHandle,
     pub(super) clock: Rc<dyn Clock>,
-    pub(super) times: Rc<Times>,
-    pub(super) recorder: Rc<Recorder>,
+    pub(super) times: Rc<DateCorrector>,
+    pub(super) recorder: Rc<EventRecorder>,
     pub(super) complaints: Rc<Complaints>,
-    pub(super) images: Rc<Images>,
+    pub(super) images: Rc<AgentImages>,
     pub(super) policy: ContainerGcPolicy,
     /// Directories of pods' logs.
     pub(super) pod_logs: PathBuf,
@@ -55,42 +55,43 @@ pub(super) struct Garbage {
 }
 
 /// The loop's word on pods: all sources have reported, and the pods that may be removed.
-struct Fates {
+struct GcDecisions {
     sources_ready: bool,
     removable: Vec<PodUid>,
 }
 
-impl Fates {
-    fn of(&self, uid: &PodUid) -> Fate {
+impl GcDecisions {
+    fn of(&self, uid: &PodUid) -> PodGcState {
         match self.removable.binary_search(uid) {
-            Ok(_) => Fate::ContentRemovable,
-            Err(_) => Fate::Kept,
+            Ok(_) => PodGcState::ContentRemovable,
+            Err(_) => PodGcState::Kept,
         }
     }
 }
 
 /// Pods whose dead containers are all removed.
 #[derive(Clone, Copy, Debug)]
-enum Dead {
+enum DeadContainerScope {
     /// Pods that are gone. Dead containers of other pods may still be of use.
     OfPodsThatAreGone,
     /// Pods that have ended, too.
     OfPodsThatHaveEnded,
 }
 
-impl Garbage {
+impl GarbageCollector {
     /// Runs one pass over everything (GC-01 to GC-06). A failure is tried again in the next pass; an event of the node
     /// tells it (GC-13).
     pub(super) async fn pass(&self) {
-        self.pass_over(Dead::OfPodsThatAreGone).await;
+        self.pass_over(DeadContainerScope::OfPodsThatAreGone).await;
     }
 
     /// Runs one pass while the disk is short: of ended pods only that stays which their status still needs.
     pub(super) async fn reclaim(&self) {
-        self.pass_over(Dead::OfPodsThatHaveEnded).await;
+        self.pass_over(DeadContainerScope::OfPodsThatHaveEnded)
+            .await;
     }
 
-    async fn pass_over(&self, dead: Dead) {
+    async fn pass_over(&self, dead: DeadContainerScope) {
         let mut failed = Vec::new();
         if let Err(e) = self.try_pass(dead, &mut failed).await {
             failed.push(e.to_string());
@@ -98,23 +99,27 @@ impl Garbage {
         if !failed.is_empty() {
             let message = failed.join("; ");
             let recorder = &self.recorder;
-            recorder.node(Severity::Warning, "ContainerGCFailed", &message);
+            recorder.node(EventSeverity::Warning, "ContainerGCFailed", &message);
         }
         self.images.sweep();
         crate::sys::memory::trim();
     }
 
     /// Asks the loop about pods.
-    async fn fates(&self, dead: Dead, uids: impl IntoIterator<Item = PodUid>) -> Fates {
+    async fn fates(
+        &self,
+        dead: DeadContainerScope,
+        uids: impl IntoIterator<Item = PodUid>,
+    ) -> GcDecisions {
         let mut uids: Vec<PodUid> = uids.into_iter().collect();
         uids.order();
         uids.dedup();
         let look = move |agent: &Agent| {
             uids.retain(|uid| match dead {
-                Dead::OfPodsThatAreGone => agent.may_content_go(uid),
-                Dead::OfPodsThatHaveEnded => agent.may_containers_go(uid),
+                DeadContainerScope::OfPodsThatAreGone => agent.may_content_go(uid),
+                DeadContainerScope::OfPodsThatHaveEnded => agent.may_containers_go(uid),
             });
-            Fates {
+            GcDecisions {
                 sources_ready: agent.sources_ready(),
                 removable: uids,
             }
@@ -122,7 +127,11 @@ impl Garbage {
         self.asker.ask(look).await
     }
 
-    async fn try_pass(&self, dead: Dead, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
+    async fn try_pass(
+        &self,
+        dead: DeadContainerScope,
+        failed: &mut Vec<String>,
+    ) -> Result<(), RuntimeError> {
         let listed = self.runtime.list_pods().await?;
         let uids = listed.iter().map(|pod| pod.uid.clone());
         let fates = self.fates(dead, uids).await;
@@ -156,7 +165,11 @@ impl Garbage {
                 Ok(())
             };
             let removed = match stopped {
-                Ok(()) => self.runtime.remove_container(&removal.id, Logs::Go).await,
+                Ok(()) => {
+                    self.runtime
+                        .remove_container(&removal.id, LogRetention::Go)
+                        .await
+                }
                 Err(e) => Err(e),
             };
             failed.extend(
@@ -199,7 +212,7 @@ impl Garbage {
     }
 
     async fn remove(&self, id: &ContainerId) {
-        if let Err(e) = self.runtime.remove_container(id, Logs::Go).await {
+        if let Err(e) = self.runtime.remove_container(id, LogRetention::Go).await {
             self.complaints
                 .complain(&format!("container={id} cannot remove: {e}"));
         }
@@ -243,7 +256,9 @@ impl Garbage {
         let listing = root.clone();
         let names = self.disk.run(move || names(&listing)).await;
         let uids = names.iter().filter_map(|name| gc::log_dir_uid(name));
-        let fates = self.fates(Dead::OfPodsThatAreGone, uids).await;
+        let fates = self
+            .fates(DeadContainerScope::OfPodsThatAreGone, uids)
+            .await;
         let (fate, ready) = (|uid: &PodUid| fates.of(uid), fates.sources_ready);
         // A pod that comes back under its uid waits for its record, and with it for its logs, until the old ones are gone.
         let (mut claimed, mut turns) = (Vec::new(), Vec::new());
@@ -360,7 +375,9 @@ impl Garbage {
     pub(super) async fn after_death(&self, uid: &PodUid, died: &ContainerId) {
         // Before the status is looked at: a call that runs now may change it.
         let _turn = self.claims.operate(uid).await;
-        let fates = self.fates(Dead::OfPodsThatAreGone, [uid.clone()]).await;
+        let fates = self
+            .fates(DeadContainerScope::OfPodsThatAreGone, [uid.clone()])
+            .await;
         let of = uid.clone();
         let Ok(status) = self.asker.ask(move |agent| agent.runtime_status(&of)).await else {
             return;

@@ -3,17 +3,17 @@
 use alloc::{rc::Rc, sync::Arc};
 
 use super::{
-    asker::Asker,
-    claims::Claims,
+    asker::AgentHandle,
+    claims::PodWorkClaims,
     cluster,
     complaints::Complaints,
-    core::{Agent, Chores, Found},
+    core::{Agent, HousekeepingChores, PodRemains},
     driver::PodDriver,
     executor::PodCgroups,
     pod_store::PodStore,
 };
 use crate::{
-    api::{PodUid, order::Order as _},
+    api::{PodUid, order::OrderExt as _},
     cgroup::Cgroups,
     error::chain,
     logic::housekeeping::CgroupAction,
@@ -28,15 +28,15 @@ pub(super) struct Housekeeper {
     pub(super) disk: Lane,
     pub(super) cgroups: Arc<Cgroups>,
     pub(super) pod_cgroups: PodCgroups,
-    pub(super) claims: Rc<Claims>,
-    pub(super) asker: Asker,
+    pub(super) claims: Rc<PodWorkClaims>,
+    pub(super) asker: AgentHandle,
     pub(super) complaints: Rc<Complaints>,
     pub(super) driver: Rc<dyn PodDriver>,
 }
 
 impl Housekeeper {
     /// Looks through directories and cgroups, which takes a system call for each of a few dozen.
-    pub(super) async fn search(&self) -> Found {
+    pub(super) async fn search(&self) -> PodRemains {
         let (volumes, store) = (self.volumes.clone(), self.store.clone());
         let listed = self.disk.run(move || {
             let mut dirs = volumes.list_pod_dirs()?;
@@ -51,12 +51,12 @@ impl Housekeeper {
             Vec::new()
         });
         let groups = self.pod_cgroups.list().await;
-        Found { dirs, groups }
+        PodRemains { dirs, groups }
     }
 
     /// The other half: removes what was found. One pass at a time. Much may have happened since it was decided, so each pod is
     /// claimed and looked at again; one that is busy or wanted by now is left to a later pass.
-    pub(super) async fn carry_out(&self, chores: Chores) {
+    pub(super) async fn carry_out(&self, chores: HousekeepingChores) {
         if let Some(asked) = chores.tiers
             && let Err(e) = self.pod_cgroups.refresh_tiers(asked).await
         {

@@ -12,12 +12,12 @@ use smol::channel::{self, Sender};
 
 use super::{
     clock::Clock,
-    core::{Command, Event},
+    core::{AgentCommand, AgentEvent},
 };
 use crate::{
     bus::{
         BusError,
-        logind::{Inhibitor, Places},
+        logind::{LogindPaths, ShutdownInhibitor},
     },
     error::chain,
     sys::lane::on_fresh_thread,
@@ -29,17 +29,17 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// See the module.
-pub(super) struct Watch {
-    pub(super) places: Places,
+pub(super) struct ShutdownWatch {
+    pub(super) places: LogindPaths,
     /// Time that all groups together may take.
     pub(super) needed: Duration,
     pub(super) clock: Rc<dyn Clock>,
-    pub(super) events: Sender<Event>,
+    pub(super) events: Sender<AgentEvent>,
 }
 
 /// Reason why logind cannot be heard.
 #[derive(Debug, thiserror::Error)]
-enum Deaf {
+enum InhibitorError {
     #[error(transparent)]
     Bus(#[from] BusError),
     #[error("a thread or a descriptor")]
@@ -48,14 +48,14 @@ enum Deaf {
     Ended,
 }
 
-impl Watch {
+impl ShutdownWatch {
     /// Goes on for as long as the agent.
     pub(super) async fn run(self) {
         let mut pause = FIRST_RETRY;
         let mut told = String::new();
         loop {
             match self.attend(&mut pause).await {
-                Err(Deaf::Ended) => return,
+                Err(InhibitorError::Ended) => return,
                 Err(e) => {
                     let why = chain(&e);
                     // Once, not once a minute.
@@ -72,9 +72,9 @@ impl Watch {
         }
     }
 
-    async fn attend(&self, pause: &mut Duration) -> Result<Infallible, Deaf> {
+    async fn attend(&self, pause: &mut Duration) -> Result<Infallible, InhibitorError> {
         let (places, needed) = (self.places.clone(), self.needed);
-        let taken = on_fresh_thread("logind", move || Inhibitor::take(&places, needed));
+        let taken = on_fresh_thread("logind", move || ShutdownInhibitor::take(&places, needed));
         let mut inhibitor = taken.await??;
         *pause = FIRST_RETRY;
         let delay = inhibitor.delay();
@@ -100,13 +100,13 @@ impl Watch {
                     None => break,
                     Some(true) => {
                         let (done, ended) = channel::bounded(1);
-                        self.tell(Command::Shutdown { done }).await?;
+                        self.tell(AgentCommand::Shutdown { done }).await?;
                         // Closed once the pods have ended.
                         let _ = ended.recv().await;
                         inhibitor.let_go();
                     }
                     Some(false) => {
-                        self.tell(Command::ShutdownCancelled).await?;
+                        self.tell(AgentCommand::ShutdownCancelled).await?;
                         let again = on_fresh_thread("logind", move || {
                             let taken = inhibitor.take_lock();
                             (inhibitor, taken)
@@ -120,9 +120,9 @@ impl Watch {
         }
     }
 
-    async fn tell(&self, command: Command) -> Result<(), Deaf> {
-        let sent = self.events.send(Event::Command(command)).await;
-        sent.map_err(|_| Deaf::Ended)
+    async fn tell(&self, command: AgentCommand) -> Result<(), InhibitorError> {
+        let sent = self.events.send(AgentEvent::Command(command)).await;
+        sent.map_err(|_| InhibitorError::Ended)
     }
 }
 
@@ -136,9 +136,9 @@ mod tests {
         bus::testing::{Double, logind, places, shutdown},
     };
 
-    async fn command(events: &channel::Receiver<Event>) -> Command {
+    async fn command(events: &channel::Receiver<AgentEvent>) -> AgentCommand {
         match events.recv().await {
-            Ok(Event::Command(command)) => command,
+            Ok(AgentEvent::Command(command)) => command,
             _ => panic!("another event"),
         }
     }
@@ -161,7 +161,7 @@ mod tests {
         let clock = SystemClock::new().expect("timer");
         let executor = LocalExecutor::new();
         executor.spawn(clock.clone().drive()).detach();
-        let watch = Watch {
+        let watch = ShutdownWatch {
             places: places(&double),
             needed: Duration::from_secs(30),
             clock: Rc::new(clock),
@@ -172,7 +172,7 @@ mod tests {
             // Taken on a thread of its own.
             let held = lock(&double).await;
             double.tell(&shutdown(true));
-            let Command::Shutdown { done } = command(&events).await else {
+            let AgentCommand::Shutdown { done } = command(&events).await else {
                 panic!("not the end");
             };
             // Not before the pods have ended.
@@ -188,7 +188,7 @@ mod tests {
             // It is called off: the lock is taken again.
             double.tell(&shutdown(false));
             let cancelled = command(&events).await;
-            assert!(matches!(cancelled, Command::ShutdownCancelled));
+            assert!(matches!(cancelled, AgentCommand::ShutdownCancelled));
             let _held = lock(&double).await;
             // The bus goes, and comes back.
             let peer = double.peer.lock().expect("peer").take().expect("a peer");

@@ -23,7 +23,7 @@ const FILE: &str = "node-labels.json";
 const MAX_BYTES: u64 = 64 << 10;
 
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
-struct Record {
+struct NodeLabelsFile {
     /// Name of the node.
     node: String,
     /// Identity of the cluster.
@@ -36,18 +36,18 @@ struct Record {
 /// bad one is logged. Blocking.
 pub(super) fn recall(root: &Path, node: &str, cluster: &str) -> Option<KeptNode> {
     let path = root.join(FILE);
-    let record: Record = record::recall(&path, MAX_BYTES)?;
+    let record: NodeLabelsFile = record::recall(&path, MAX_BYTES)?;
     if record.node != node || !authority::is_same(&record.cluster, cluster) {
         let path = path.display();
         log::warn!("{path}: it is of another node, or another cluster");
         return None;
     }
-    let Record { labels, taints, .. } = record;
+    let NodeLabelsFile { labels, taints, .. } = record;
     Some(KeptNode { labels, taints })
 }
 
 /// Keeps it for the next agent.
-pub(super) struct NodeRecord {
+pub(super) struct NodeLabelsStore {
     path: PathBuf,
     node: String,
     cluster: String,
@@ -56,7 +56,7 @@ pub(super) struct NodeRecord {
     is_kept: Cell<bool>,
 }
 
-impl NodeRecord {
+impl NodeLabelsStore {
     /// Keeps that Node of that cluster.
     pub(super) fn new(root: &Path, node: String, cluster: String, disk: Lane) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl NodeRecord {
     /// The disk cannot be written, or it is too much. Only an agent that starts without an apiserver is worse off.
     pub(super) async fn keep(&self, KeptNode { labels, taints }: KeptNode) -> io::Result<()> {
         let path = self.path.clone();
-        let record = Record {
+        let record = NodeLabelsFile {
             node: self.node.clone(),
             cluster: self.cluster.clone(),
             labels,
@@ -91,7 +91,7 @@ impl NodeRecord {
     }
 }
 
-fn keep(path: &Path, record: &Record) -> io::Result<()> {
+fn keep(path: &Path, record: &NodeLabelsFile) -> io::Result<()> {
     let bytes = serde_json::to_vec(record)?.len();
     if bytes as u64 >= MAX_BYTES {
         // By an older one, pods would be refused that fit.
@@ -126,7 +126,8 @@ mod tests {
         let root = crate::testing::unused_path("kept-node");
         fs::create_dir_all(&root).expect("directory");
         let path = root.join(FILE);
-        let of = |cluster: &str| NodeRecord::new(&root, "n".into(), cluster.into(), Lane::inline());
+        let of =
+            |cluster: &str| NodeLabelsStore::new(&root, "n".into(), cluster.into(), Lane::inline());
         let keep = |kept: KeptNode| smol::future::block_on(of("old").keep(kept));
         assert_eq!(recall(&root, "n", "old"), None, "no agent was here");
         keep(labelled("ssd")).expect("kept");

@@ -11,7 +11,7 @@ use std::{
 use async_io::Async;
 use nix::errno::Errno;
 
-use super::recorder::{Recorder, Severity};
+use super::recorder::{EventRecorder, EventSeverity};
 use crate::{logic::kernel_log::system_oom, sys::turn};
 
 /// The kernel's log.
@@ -20,10 +20,10 @@ const KERNEL_LOG: &str = "/dev/kmsg";
 const RECORD_BYTES: usize = 8192;
 
 /// Tells until the log cannot be read any more.
-pub(super) async fn watch(recorder: Rc<Recorder>) {
+pub(super) async fn watch(recorder: Rc<EventRecorder>) {
     let followed = match open(Path::new(KERNEL_LOG)) {
         Ok(log) => {
-            let tell = |message: &str| recorder.node(Severity::Warning, "SystemOOM", message);
+            let tell = |message: &str| recorder.node(EventSeverity::Warning, "SystemOOM", message);
             follow(&log, tell).await
         }
         Err(e) => Err(e),

@@ -1,5 +1,5 @@
 //! The budget of the link (`picolet.link.dailyBytes`): asked by pulls on their threads, by the tunnel and by polls; shown to
-//! people; kept in `link-budget.json`. What is decided is [`Budget`]'s. There is none unless it is configured.
+//! people; kept in `link-budget.json`. What is decided is [`DownloadBudget`]'s. There is none unless it is configured.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
@@ -14,21 +14,23 @@ use serde::{Deserialize, Serialize};
 use super::{
     clock::Clock,
     complaints::Complaints,
-    link_policy::{Deferred, PullBudget},
+    link_policy::{DeferredPull, PullBudget},
     record,
-    times::Certainty,
+    times::ClockCertainty,
 };
 use crate::{
     api::{
-        Mono, PodUid, Wall,
+        MonoTime, PodUid, WallTime,
         link::{LinkBytes, LinkClass, PullUrgency},
         node::NodeCondition,
     },
     image::{
-        Reference,
-        pull::{Gate, NoBytes},
+        ImageReference,
+        pull::{FetchGate, LinkBudgetRefusal},
     },
-    logic::link_budget::{Budget, Kept, Now, Settings, Until, is_dated},
+    logic::link_budget::{
+        BudgetMoment, DeferralEnd, DownloadBudget, KeptBudget, LinkBudgetSettings, is_dated,
+    },
     net::meter,
     sys::{clock, file, lane::Lane},
 };
@@ -48,7 +50,7 @@ const CONDITION: &str = "LinkBudget";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Record {
+struct LinkBudgetFile {
     v: u32,
     #[serde(default)]
     day: Option<i64>,
@@ -61,34 +63,34 @@ struct Record {
 
 /// A pull that waits.
 #[derive(Clone, Debug)]
-struct Waiting {
+struct WaitingPull {
     uid: PodUid,
     reference: String,
     needs: Option<u64>,
-    until: Until,
+    until: DeferralEnd,
     /// Text that people were told.
     says: String,
 }
 
 #[derive(Debug)]
-struct State {
-    budget: Budget,
+struct LinkBudgetState {
+    budget: DownloadBudget,
     /// Images whose pulls are not of normal urgency, and how many pods want each.
     urgent: Vec<(String, PullUrgency, u32)>,
     /// At most [`MAX_WAITING`].
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingPull>,
     /// Last refusal of an image: bytes that are missing, and the time until which nobody asks again; the tag may name a
     /// smaller image by then. At most [`MAX_WAITING`].
-    needs: Vec<(String, u64, Mono)>,
+    needs: Vec<(String, u64, MonoTime)>,
 }
 
-impl State {
+impl LinkBudgetState {
     fn urgency(&self, key: &str) -> PullUrgency {
         let asked = self.urgent.iter().find(|(known, ..)| known == key);
         asked.map_or_else(PullUrgency::default, |(_, urgency, _)| *urgency)
     }
 
-    fn needs(&self, key: &str, now: Mono) -> Option<u64> {
+    fn needs(&self, key: &str, now: MonoTime) -> Option<u64> {
         let mut known = self.needs.iter();
         let known = known.find(|(known, _, until)| known == key && *until > now);
         known.map(|(_, needs, _)| *needs)
@@ -97,15 +99,15 @@ impl State {
 
 /// See the module.
 pub(super) struct LinkBudget {
-    state: Mutex<State>,
-    now: Box<dyn Fn() -> Now + Send + Sync>,
+    state: Mutex<LinkBudgetState>,
+    now: Box<dyn Fn() -> BudgetMoment + Send + Sync>,
     /// Set if the wall clock was right in this boot, by the one who watches it.
-    pub(super) certainty: Certainty,
+    pub(super) certainty: ClockCertainty,
 }
 
 /// Reads the machine's clocks. `synchronized`: the kernel's word on the wall clock, if there is one.
-fn now(certainty: &Certainty, synchronized: Option<bool>) -> Now {
-    Now {
+fn now(certainty: &ClockCertainty, synchronized: Option<bool>) -> BudgetMoment {
+    BudgetMoment {
         wall: is_dated(certainty.is_certain(), synchronized).then(clock::wall),
         up: clock::mono(),
         counted: meter::counted().all(),
@@ -114,22 +116,22 @@ fn now(certainty: &Certainty, synchronized: Option<bool>) -> Now {
 
 impl LinkBudget {
     /// Goes on where the record in `root` ends. Blocking, and brief.
-    pub(super) fn open(settings: Settings, root: &Path) -> Self {
+    pub(super) fn open(settings: LinkBudgetSettings, root: &Path) -> Self {
         let record = read(&root.join(FILE)).unwrap_or_else(|e| {
             log::warn!("what was used of the link's budget is not known: {e}");
             None
         });
-        let kept = record.map_or_else(Kept::default, |record| {
+        let kept = record.map_or_else(KeptBudget::default, |record| {
             for (class, bytes) in LinkClass::ALL.into_iter().zip(record.bytes.0) {
                 meter::add(class, bytes);
             }
-            Kept {
+            KeptBudget {
                 day: record.day,
                 used: record.used,
                 elapsed: Duration::from_secs(record.elapsed_s),
             }
         });
-        let certainty = Certainty::default();
+        let certainty = ClockCertainty::default();
         let known = certainty.clone();
         let now = move || now(&known, clock::synchronized());
         Self {
@@ -139,23 +141,23 @@ impl LinkBudget {
     }
 
     pub(super) fn with(
-        settings: Settings,
-        kept: Kept,
-        now: Box<dyn Fn() -> Now + Send + Sync>,
+        settings: LinkBudgetSettings,
+        kept: KeptBudget,
+        now: Box<dyn Fn() -> BudgetMoment + Send + Sync>,
     ) -> Self {
         Self {
-            state: Mutex::new(State {
-                budget: Budget::new(settings, kept, now()),
+            state: Mutex::new(LinkBudgetState {
+                budget: DownloadBudget::new(settings, kept, now()),
                 urgent: Vec::new(),
                 waiting: Vec::new(),
                 needs: Vec::new(),
             }),
             now,
-            certainty: Certainty::default(),
+            certainty: ClockCertainty::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LinkBudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -170,7 +172,7 @@ impl LinkBudget {
     }
 
     /// Condition of `get node` for the budget.
-    pub(super) fn condition(&self, now: Wall) -> NodeCondition {
+    pub(super) fn condition(&self, now: WallTime) -> NodeCondition {
         let (says, waits) = self.says();
         let (status, reason) = match (waits, self.is_spent()) {
             (false, _) => ("True", "BytesLeft"),
@@ -189,8 +191,8 @@ impl LinkBudget {
 
     /// Writes the record. Blocking.
     pub(super) fn save(&self, root: &Path) -> io::Result<()> {
-        let Kept { day, used, elapsed } = self.lock().budget.kept((self.now)());
-        let record = Record {
+        let KeptBudget { day, used, elapsed } = self.lock().budget.kept((self.now)());
+        let record = LinkBudgetFile {
             v: VERSION,
             day,
             used,
@@ -219,14 +221,14 @@ impl LinkBudget {
     }
 }
 
-impl Gate for LinkBudget {
-    fn admit(&self, reference: &Reference, needs: u64) -> Result<(), NoBytes> {
+impl FetchGate for LinkBudget {
+    fn admit(&self, reference: &ImageReference, needs: u64) -> Result<(), LinkBudgetRefusal> {
         let now = (self.now)();
         let mut state = self.lock();
         let key = reference.to_string();
         let urgency = state.urgency(&key);
         let admitted = state.budget.admit(Some(needs), urgency, now);
-        let old = |(known, _, until): &(String, u64, Mono)| *known == key || *until <= now.up;
+        let old = |(known, _, until): &(String, u64, MonoTime)| *known == key || *until <= now.up;
         state.needs.retain(|known| !old(known));
         if let Err(deferral) = &admitted {
             if state.needs.len() >= MAX_WAITING {
@@ -235,15 +237,15 @@ impl Gate for LinkBudget {
             let until = now.up + deferral.after;
             state.needs.push((key, needs, until));
         }
-        admitted.map_err(|deferral| NoBytes(deferral.to_string()))
+        admitted.map_err(|deferral| LinkBudgetRefusal(deferral.to_string()))
     }
 
-    fn go_on(&self, reference: &Reference) -> Result<(), NoBytes> {
+    fn go_on(&self, reference: &ImageReference) -> Result<(), LinkBudgetRefusal> {
         let now = (self.now)();
         let mut state = self.lock();
         let urgency = state.urgency(&reference.to_string());
         let goes_on = state.budget.go_on(urgency, now);
-        goes_on.map_err(|deferral| NoBytes(deferral.to_string()))
+        goes_on.map_err(|deferral| LinkBudgetRefusal(deferral.to_string()))
     }
 
     fn ended(&self, needs: u64) {
@@ -258,12 +260,12 @@ impl PullBudget for LinkBudget {
         reference: &str,
         is_here: bool,
         urgency: PullUrgency,
-    ) -> Result<(), Deferred> {
+    ) -> Result<(), DeferredPull> {
         let now = (self.now)();
         let mut state = self.lock();
         let needs = state.needs(&key(reference), now.up);
         let needs = if is_here { needs.or(Some(0)) } else { needs };
-        let is_it = |w: &Waiting| w.uid == *uid && w.reference == reference;
+        let is_it = |w: &WaitingPull| w.uid == *uid && w.reference == reference;
         // Only asked: the pull itself is admitted when it knows what is missing.
         match state.budget.may(needs, urgency, now) {
             Ok(()) => {
@@ -276,7 +278,7 @@ impl PullBudget for LinkBudget {
                     && known.until == deferral.until
                     && known.needs == needs
                 {
-                    return Err(Deferred {
+                    return Err(DeferredPull {
                         says: known.says.clone(),
                         is_news: false,
                         after: deferral.after,
@@ -287,7 +289,7 @@ impl PullBudget for LinkBudget {
                 if state.waiting.len() >= MAX_WAITING {
                     state.waiting.clear();
                 }
-                let waiting = Waiting {
+                let waiting = WaitingPull {
                     uid: uid.clone(),
                     reference: reference.to_owned(),
                     needs,
@@ -295,7 +297,7 @@ impl PullBudget for LinkBudget {
                     says: says.clone(),
                 };
                 state.waiting.push(waiting);
-                Err(Deferred {
+                Err(DeferredPull {
                     says,
                     is_news: true,
                     after: deferral.after,
@@ -331,11 +333,12 @@ impl PullBudget for LinkBudget {
 
 /// Short names and whole ones are the same image.
 fn key(reference: &str) -> String {
-    Reference::parse(reference).map_or_else(|_| reference.to_owned(), |parsed| parsed.to_string())
+    ImageReference::parse(reference)
+        .map_or_else(|_| reference.to_owned(), |parsed| parsed.to_string())
 }
 
-fn read(path: &Path) -> io::Result<Option<Record>> {
-    match record::read::<Record>(path, MAX_BYTES)? {
+fn read(path: &Path) -> io::Result<Option<LinkBudgetFile>> {
+    match record::read::<LinkBudgetFile>(path, MAX_BYTES)? {
         Some(record) if record.v != VERSION => {
             Err(io::Error::other(format!("its version is {}", record.v)))
         }
@@ -352,10 +355,10 @@ mod tests {
         agent::{
             link_policy::UrgentPull,
             tests::world::{Hands, TestClock},
-            times::Times,
+            times::DateCorrector,
         },
         image::testing::Scratch,
-        logic::clock_history::Seen,
+        logic::clock_history::ClockObservation,
     };
 
     /// 2026-11-26T00:00:00Z.
@@ -367,18 +370,18 @@ mod tests {
         counted: AtomicU64,
     }
 
-    fn budget(daily_bytes: u64, kept: Kept) -> (Arc<Moment>, LinkBudget) {
+    fn budget(daily_bytes: u64, kept: KeptBudget) -> (Arc<Moment>, LinkBudget) {
         let moment = Arc::new(Moment::default());
         let read = Arc::clone(&moment);
-        let settings = Settings {
+        let settings = LinkBudgetSettings {
             daily_bytes,
             pull_window: None,
         };
         let now = move || {
             let second = read.second.load(Ordering::Relaxed);
-            Now {
-                wall: Some(Wall::from_secs(MIDNIGHT + second)),
-                up: Mono(u64::try_from(second).expect("later") * 1000),
+            BudgetMoment {
+                wall: Some(WallTime::from_secs(MIDNIGHT + second)),
+                up: MonoTime(u64::try_from(second).expect("later") * 1000),
                 counted: read.counted.load(Ordering::Relaxed),
             }
         };
@@ -388,9 +391,9 @@ mod tests {
     #[test]
     fn a_pull_waits_is_told_once_and_goes_on_with_the_day() {
         // METER-04
-        let (moment, budget) = budget(1000, Kept::default());
+        let (moment, budget) = budget(1000, KeptBudget::default());
         let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
-        let parsed = Reference::parse(image).expect("a reference");
+        let parsed = ImageReference::parse(image).expect("a reference");
         let begins = || budget.may_begin(&uid, image, false, PullUrgency::Normal);
         moment.counted.store(300, Ordering::Relaxed);
         // Its size is known only after its manifest was read.
@@ -421,9 +424,9 @@ mod tests {
     #[test]
     fn what_is_too_large_for_a_day_is_asked_for_once_a_day() {
         // METER-04
-        let (moment, budget) = budget(1000, Kept::default());
+        let (moment, budget) = budget(1000, KeptBudget::default());
         let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
-        let parsed = Reference::parse(image).expect("a reference");
+        let parsed = ImageReference::parse(image).expect("a reference");
         let begins = || budget.may_begin(&uid, image, false, PullUrgency::Normal);
         moment.second.store(3600, Ordering::Relaxed);
         assert!(budget.admit(&parsed, 5000).is_err());
@@ -439,9 +442,9 @@ mod tests {
     #[test]
     fn what_the_operator_wants_now() {
         // METER-04
-        let (moment, budget) = budget(1000, Kept::default());
+        let (moment, budget) = budget(1000, KeptBudget::default());
         moment.counted.store(2000, Ordering::Relaxed);
-        let image = Reference::parse("a:1").expect("a reference");
+        let image = ImageReference::parse("a:1").expect("a reference");
         assert!(budget.go_on(&image).is_err() && budget.is_spent());
         let wants = UrgentPull::begin(&budget, "a:1", PullUrgency::Now);
         let others = UrgentPull::begin(&budget, "a:1", PullUrgency::Critical);
@@ -450,7 +453,7 @@ mod tests {
         drop(wants);
         drop(others);
         assert!(budget.go_on(&image).is_err());
-        let shown = budget.condition(Wall::from_secs(MIDNIGHT));
+        let shown = budget.condition(WallTime::from_secs(MIDNIGHT));
         assert_eq!((&*shown.status, &*shown.reason), ("False", "Spent"));
     }
 
@@ -458,37 +461,37 @@ mod tests {
     fn a_clock_that_was_right_counts_on() {
         // TIME-06
         let mut world = Hands::default();
-        let certainty = Certainty::default();
+        let certainty = ClockCertainty::default();
         let scratch = Scratch::new();
-        let times = |world: Hands, certainty: &Certainty| {
+        let times = |world: Hands, certainty: &ClockCertainty| {
             let clock = Rc::new(TestClock(Rc::new(world)));
-            Times::restore(clock, &scratch.0, "boot", certainty.clone())
+            DateCorrector::restore(clock, &scratch.0, "boot", certainty.clone())
         };
         let is_dated =
-            |certainty: &Certainty, says: Option<bool>| now(certainty, says).wall.is_some();
+            |certainty: &ClockCertainty, says: Option<bool>| now(certainty, says).wall.is_some();
         // Nobody keeps it right yet.
         world.set_wrong(true);
         let before = times(world, &certainty);
-        assert_eq!(before.look(Mono(1000)), Seen::Set);
+        assert_eq!(before.look(MonoTime(1000)), ClockObservation::Set);
         assert!(!is_dated(&certainty, Some(false)));
         assert!(is_dated(&certainty, Some(true)) && is_dated(&certainty, None));
         // Somebody did, once.
         world = Hands::default();
         let once = times(world, &certainty);
-        assert_eq!(once.look(Mono(2000)), Seen::Right);
+        assert_eq!(once.look(MonoTime(2000)), ClockObservation::Right);
         for says in [Some(false), Some(true), None] {
             assert!(is_dated(&certainty, says), "{says:?}");
         }
         // The next agent of this boot knows it, one of the next boot does not.
         once.stored().save(&scratch.0);
-        let next = Certainty::default();
+        let next = ClockCertainty::default();
         let lost = Hands::default();
         lost.set_wrong(true);
         let _next = times(lost, &next);
         assert!(is_dated(&next, Some(false)));
-        let (other, clock) = (Certainty::default(), Rc::new(Hands::default()));
+        let (other, clock) = (ClockCertainty::default(), Rc::new(Hands::default()));
         let clock = Rc::new(TestClock(clock));
-        let _other = Times::restore(clock, &scratch.0, "another", other.clone());
+        let _other = DateCorrector::restore(clock, &scratch.0, "another", other.clone());
         assert!(!is_dated(&other, Some(false)));
     }
 
@@ -500,7 +503,7 @@ mod tests {
         assert!(read(&root.join(FILE)).expect("none yet").is_none());
         let (moment, budget) = budget(
             1000,
-            Kept {
+            KeptBudget {
                 day: Some(MIDNIGHT / 86_400),
                 used: 700,
                 elapsed: Duration::from_secs(60),

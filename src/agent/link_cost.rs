@@ -1,13 +1,13 @@
-//! Cost of the link: one value of the agent, asked by all who do less while bytes cost money. [`Cost`] decides. Where the cost
+//! Cost of the link: one value of the agent, asked by all who do less while bytes cost money. [`LinkMetering`] decides. Where the cost
 //! does not depend on the interface (`picolet.link.meteredInterfaces`), the kernel is not asked for one.
 
 use alloc::rc::Rc;
 use core::cell::{Cell, RefCell};
 
-use super::{clock::Clock, link_policy::Way};
+use super::{clock::Clock, link_policy::ApiRouteLookup};
 use crate::{
-    api::{Wall, node::NodeCondition},
-    logic::link_cost::{Cost, Settings},
+    api::{WallTime, node::NodeCondition},
+    logic::link_cost::{LinkMetering, LinkSettings},
 };
 
 /// Name of the condition of `get node`.
@@ -15,17 +15,17 @@ const CONDITION: &str = "LinkMetered";
 
 /// See the module.
 pub(super) struct LinkCost {
-    cost: RefCell<Cost>,
-    way: Way,
+    cost: RefCell<LinkMetering>,
+    way: ApiRouteLookup,
     clock: Rc<dyn Clock>,
     /// Time at which the interface was found to be another one.
-    since: Cell<Option<Wall>>,
+    since: Cell<Option<WallTime>>,
 }
 
 impl LinkCost {
-    pub(super) fn new(settings: Settings, way: Way, clock: Rc<dyn Clock>) -> Self {
+    pub(super) fn new(settings: LinkSettings, way: ApiRouteLookup, clock: Rc<dyn Clock>) -> Self {
         Self {
-            cost: RefCell::new(Cost::new(settings)),
+            cost: RefCell::new(LinkMetering::new(settings)),
             way,
             clock,
             since: Cell::new(None),
@@ -82,7 +82,7 @@ impl LinkCost {
     }
 
     /// Condition of `get node` for the cost, where it depends on the interface.
-    pub(super) fn condition(&self, now: Wall) -> Option<NodeCondition> {
+    pub(super) fn condition(&self, now: WallTime) -> Option<NodeCondition> {
         let is_metered = self.is_metered();
         let cost = self.cost.borrow();
         let (status, reason) = match (is_metered, cost.interface()) {
@@ -94,7 +94,7 @@ impl LinkCost {
             kind: CONDITION.into(),
             status: status.into(),
             last_heartbeat_time: Some(now.truncated()),
-            last_transition_time: self.since.get().map(Wall::truncated),
+            last_transition_time: self.since.get().map(WallTime::truncated),
             reason: reason.into(),
             message: self.words(),
         })

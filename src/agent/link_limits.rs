@@ -8,11 +8,11 @@ use super::{
     link_budget::LinkBudget,
     link_cost::LinkCost,
     link_policy::{LinkPolicy, LinkState, LinkTools, PullBudget},
-    tasks::{Task, boxed},
-    times::Certainty,
+    tasks::{AgentTask, boxed},
+    times::ClockCertainty,
 };
 use crate::{
-    api::{Wall, node::NodeCondition},
+    api::{WallTime, node::NodeCondition},
     config::LinkConfig,
     sys::lane::Lane,
 };
@@ -40,13 +40,13 @@ impl LinkLimits {
     }
 
     /// Conditions of `get node` for the limits.
-    pub(super) fn conditions(&self, now: Wall) -> Vec<NodeCondition> {
+    pub(super) fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {
         let budget = self.budget.iter().map(|budget| budget.condition(now));
         budget.chain(self.cost.condition(now)).collect()
     }
 
     /// Makes the task that keeps the budget, if there is one.
-    pub(super) fn keep(&self, disk: Lane, complaints: Rc<Complaints>) -> Option<Task> {
+    pub(super) fn keep(&self, disk: Lane, complaints: Rc<Complaints>) -> Option<AgentTask> {
         let budget = Arc::clone(self.budget.as_ref()?);
         let (root, clock) = (self.root.clone(), self.cost.clock());
         Some(boxed(budget.keep(root, clock, disk, complaints)))
@@ -88,8 +88,8 @@ impl LinkPolicy for LinkLimits {
         }
     }
 
-    fn certainty(&self) -> Certainty {
+    fn certainty(&self) -> ClockCertainty {
         let budget = self.budget.as_ref();
-        budget.map_or_else(Certainty::default, |budget| budget.certainty.clone())
+        budget.map_or_else(ClockCertainty::default, |budget| budget.certainty.clone())
     }
 }

@@ -5,10 +5,10 @@ use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::{io, path::PathBuf};
 
-use super::{clock::Clock, times::Certainty};
+use super::{clock::Clock, times::ClockCertainty};
 use crate::{
     api::{PodUid, link::PullUrgency},
-    image::pull::Gate,
+    image::pull::FetchGate,
 };
 
 /// Policy for the bytes of the link. The default of each method is that of a link which costs nothing and has no limit.
@@ -39,8 +39,8 @@ pub(crate) trait LinkPolicy {
     }
 
     /// Flag that the agent sets once the wall clock was right in this boot.
-    fn certainty(&self) -> Certainty {
-        Certainty::default()
+    fn certainty(&self) -> ClockCertainty {
+        ClockCertainty::default()
     }
 }
 
@@ -52,13 +52,13 @@ impl LinkPolicy for FreeLink {}
 /// Tools that a policy is made with.
 pub(crate) struct LinkTools {
     pub(crate) clock: Rc<dyn Clock>,
-    pub(crate) way: Way,
+    pub(crate) way: ApiRouteLookup,
     /// Root directory, for what is to survive a restart.
     pub(crate) root: PathBuf,
 }
 
 /// Finds the interface by which the way to the apiserver leaves. Answers at once.
-pub(crate) type Way = Box<dyn Fn() -> io::Result<String>>;
+pub(crate) type ApiRouteLookup = Box<dyn Fn() -> io::Result<String>>;
 
 /// State of the link, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,8 +71,8 @@ pub(crate) struct LinkState {
     pub(crate) cost: Option<String>,
 }
 
-/// Budget that pulls of images keep to. Threads of pulls ask it as a [`Gate`].
-pub(crate) trait PullBudget: Gate {
+/// Budget that pulls of images keep to. Threads of pulls ask it as a [`FetchGate`].
+pub(crate) trait PullBudget: FetchGate {
     /// Decides if the registry may be asked. For an image that is here this costs only the question, unless the last
     /// answer was that more bytes are missing than the day has.
     fn may_begin(
@@ -81,7 +81,7 @@ pub(crate) trait PullBudget: Gate {
         reference: &str,
         is_here: bool,
         urgency: PullUrgency,
-    ) -> Result<(), Deferred>;
+    ) -> Result<(), DeferredPull>;
 
     /// Notes a demand for an image with more than normal urgency.
     fn begin_urgent(&self, reference: &str, urgency: PullUrgency);
@@ -92,7 +92,7 @@ pub(crate) trait PullBudget: Gate {
 
 /// A pull that may not begin yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Deferred {
+pub(crate) struct DeferredPull {
     /// Reason, for people.
     pub(crate) says: String,
     /// People have not been told of it.

@@ -9,16 +9,16 @@ use std::{
 };
 
 use super::{
-    asker::Asker,
+    asker::AgentHandle,
     clock::{Clock, in_step},
     complaints::Complaints,
 };
 use crate::{
     api::{ContainerId, cri::ContainerState},
-    logic::log_budget::{self, Trim},
+    logic::log_budget::{self, LogTrim},
     runtime::{
         RuntimeService,
-        log_rotation::{self, Looked},
+        log_rotation::{self, LogDirectoryStates},
         log_trim::{self, LogFiles},
     },
     sys::lane::Lane,
@@ -26,7 +26,7 @@ use crate::{
 
 /// Rotates logs that are too large.
 pub(super) struct LogRotation {
-    pub(super) asker: Asker,
+    pub(super) asker: AgentHandle,
     pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
@@ -38,13 +38,13 @@ pub(super) struct LogRotation {
     /// Files of a log, the live one included.
     pub(super) max_files: usize,
     /// Directories in which there is nothing to compress.
-    pub(super) looked: Looked,
+    pub(super) looked: LogDirectoryStates,
     /// Limit of all logs together, if there is one.
     pub(super) max_all_bytes: Option<u64>,
 }
 
 /// A container with a log.
-struct Logged {
+struct LoggedContainer {
     id: ContainerId,
     path: PathBuf,
     runs: bool,
@@ -67,7 +67,7 @@ impl LogRotation {
             let mut all = Vec::new();
             for pod in agent.runtime_statuses() {
                 let logged = pod.containers.iter().filter(|c| !c.log_path.is_empty());
-                all.extend(logged.map(|c| Logged {
+                all.extend(logged.map(|c| LoggedContainer {
                     id: c.id.clone(),
                     path: PathBuf::from(&c.log_path),
                     runs: c.state == ContainerState::Running,
@@ -102,9 +102,9 @@ impl LogRotation {
     }
 
     /// Removes the oldest files of the largest logs until all have no more than `budget`.
-    async fn keep_within(&self, budget: u64, all: Vec<Logged>) {
+    async fn keep_within(&self, budget: u64, all: Vec<LoggedContainer>) {
         // One log for all instances of a container; the one that runs tells which file is written.
-        let mut newest: BTreeMap<PathBuf, Logged> = BTreeMap::new();
+        let mut newest: BTreeMap<PathBuf, LoggedContainer> = BTreeMap::new();
         for logged in all {
             let Some(dir) = logged.path.parent() else {
                 continue;
@@ -132,7 +132,7 @@ impl LogRotation {
         }
     }
 
-    async fn trim(&self, trim: Trim, files: LogFiles, id: &ContainerId) {
+    async fn trim(&self, trim: LogTrim, files: LogFiles, id: &ContainerId) {
         let LogFiles {
             path, mut names, ..
         } = files;

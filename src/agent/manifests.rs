@@ -8,17 +8,17 @@ use std::sync::{Mutex, PoisonError};
 use smol::{channel::Sender, future::FutureExt as _};
 
 use super::{
-    asker::Asker,
+    asker::AgentHandle,
     clock::{Clock, in_step},
-    core::{Event, SourceNews},
+    core::{AgentEvent, SourceNews},
     link_policy::LinkPolicy,
     pod_store::RETRY,
-    views::{LoopEnded, Taken},
+    views::{DeliveryResult, LoopEnded},
 };
 use crate::{
-    api::Mono,
+    api::MonoTime,
     logic::{object_fields, static_pod, validation},
-    source::{ManifestUrl, Poller, Problem, Reading, Rules, Snapshot},
+    source::{ManifestDirPoller, ManifestUrl, Rules, SourceProblem, SourceReading, SourceSnapshot},
     sys::lane::Lane,
 };
 
@@ -31,14 +31,14 @@ pub(super) const RULES: Rules = Rules {
 };
 
 /// Polls the manifest directory.
-pub(super) struct Manifests {
-    pub(super) poller: Poller,
+pub(super) struct ManifestPoller {
+    pub(super) poller: ManifestDirPoller,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) disk: Lane,
-    pub(super) events: Sender<Event>,
+    pub(super) events: Sender<AgentEvent>,
 }
 
-impl Manifests {
+impl ManifestPoller {
     /// Until the loop is gone.
     pub(super) async fn run(mut self) {
         // Only the loop's end ends it.
@@ -47,7 +47,7 @@ impl Manifests {
 
     async fn poll(&mut self) -> Result<(), LoopEnded> {
         // When pods that could not be recorded are read again.
-        let mut retry = Mono(u64::MAX);
+        let mut retry = MonoTime(u64::MAX);
         loop {
             let read = async { Some(self.poller.next(&self.disk).await) };
             let again = async {
@@ -55,11 +55,11 @@ impl Manifests {
                 None
             };
             match read.or(again).await {
-                Some(Reading::Unchanged) => {
-                    let told = self.events.send(Event::ManifestsRead).await;
+                Some(SourceReading::Unchanged) => {
+                    let told = self.events.send(AgentEvent::ManifestsRead).await;
                     told.map_err(|_| LoopEnded)?;
                 }
-                Some(Reading::Snapshot(snapshot)) => {
+                Some(SourceReading::Snapshot(snapshot)) => {
                     let taken = deliver(snapshot, &self.events).await?;
                     if !taken.unknown.is_empty() {
                         self.poller.forget();
@@ -71,10 +71,10 @@ impl Manifests {
                     crate::sys::memory::trim();
                 }
                 // No snapshot is no news: what runs goes on.
-                Some(Reading::Failed(problem)) => tell(&problem),
+                Some(SourceReading::Failed(problem)) => tell(&problem),
                 None => {
                     self.poller.forget();
-                    retry = Mono(u64::MAX);
+                    retry = MonoTime(u64::MAX);
                 }
             }
         }
@@ -85,7 +85,7 @@ impl Manifests {
 const URL_RETRY: Duration = Duration::from_secs(60);
 
 /// Looks at the URL.
-pub(super) struct UrlManifests {
+pub(super) struct ManifestUrlPoller {
     pub(super) source: Arc<Mutex<ManifestUrl>>,
     /// Time between two looks, and the same where bytes cost money.
     pub(super) checks: [Duration; 2],
@@ -94,10 +94,10 @@ pub(super) struct UrlManifests {
     pub(super) clock: Rc<dyn Clock>,
     /// Lane of its own: a look takes some seconds.
     pub(super) lane: Lane,
-    pub(super) events: Sender<Event>,
+    pub(super) events: Sender<AgentEvent>,
 }
 
-impl UrlManifests {
+impl ManifestUrlPoller {
     /// Until the loop is gone.
     pub(super) async fn run(self) {
         // Only the loop's end ends it.
@@ -119,12 +119,12 @@ impl UrlManifests {
             let source = Arc::clone(&self.source);
             let look = move || source.lock().unwrap_or_else(PoisonError::into_inner).read();
             let pause = match self.lane.run(look).await {
-                Reading::Unchanged => self.interval(),
-                Reading::Failed(problem) => {
+                SourceReading::Unchanged => self.interval(),
+                SourceReading::Failed(problem) => {
                     tell(&problem);
                     self.interval().min(URL_RETRY)
                 }
-                Reading::Snapshot(snapshot) => self.deliver(snapshot).await?,
+                SourceReading::Snapshot(snapshot) => self.deliver(snapshot).await?,
             };
             let now = self.clock.now();
             self.clock.until(in_step(now + pause, now)).await;
@@ -132,11 +132,11 @@ impl UrlManifests {
     }
 
     /// Hands a snapshot to the loop. Returns the time until the next look.
-    async fn deliver(&self, snapshot: Snapshot) -> Result<Duration, LoopEnded> {
+    async fn deliver(&self, snapshot: SourceSnapshot) -> Result<Duration, LoopEnded> {
         snapshot.problems.iter().for_each(tell);
         let failed = snapshot.problems.iter().any(|problem| problem.fatal);
         let news = SourceNews::Url(snapshot.pods);
-        let taken = Asker::new(self.events.clone()).deliver(news).await?;
+        let taken = AgentHandle::new(self.events.clone()).deliver(news).await?;
         crate::sys::memory::trim();
         if !taken.unrecorded.is_empty() || !taken.unknown.is_empty() {
             let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +151,7 @@ impl UrlManifests {
     }
 }
 
-fn tell(problem: &Problem) {
+fn tell(problem: &SourceProblem) {
     if problem.new && problem.fatal {
         log::error!("{}: {}", problem.path.display(), problem.message);
     } else if problem.new {
@@ -161,10 +161,10 @@ fn tell(problem: &Problem) {
 
 /// Hands a snapshot to the loop; comes back when it is acted upon.
 pub(super) async fn deliver(
-    snapshot: Snapshot,
-    events: &Sender<Event>,
-) -> Result<Taken, LoopEnded> {
+    snapshot: SourceSnapshot,
+    events: &Sender<AgentEvent>,
+) -> Result<DeliveryResult, LoopEnded> {
     snapshot.problems.iter().for_each(tell);
     let news = SourceNews::Manifests(Box::new(snapshot));
-    Asker::new(events.clone()).deliver(news).await
+    AgentHandle::new(events.clone()).deliver(news).await
 }

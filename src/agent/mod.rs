@@ -105,5 +105,5 @@ mod write_watch;
 pub use pod_store::RECORD_VERSION as POD_RECORD_VERSION;
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz;
-pub use reset::{Choice, Locked, Reset, ResetError};
-pub use run::{CalledAs, Manager, main};
+pub use reset::{LockedReset, ResetError, ResetOptions, ResetPlan};
+pub use run::{ProgramName, ServiceManagerEnv, main};

@@ -11,8 +11,8 @@ use std::{
 use crate::{
     api::cri::CgroupDriver,
     cgroup::Cgroups,
-    config::{Config, decode},
-    logic::{cgroup::CgroupTree, digest::Fnv},
+    config::{AgentConfig, decode},
+    logic::{cgroup::CgroupTree, digest::FnvHasher},
     runtime::runc::cni::NetworkConfig,
     sys::{file, lock},
 };
@@ -51,7 +51,7 @@ pub(super) enum NeighbourError {
 }
 
 /// Claims what this agent must have for itself. The locks are held as long as the files are open.
-pub(super) fn claim(cfg: &Config) -> Result<Vec<File>, NeighbourError> {
+pub(super) fn claim(cfg: &AgentConfig) -> Result<Vec<File>, NeighbourError> {
     if let Some(pid) = kubelet_beside(cfg) {
         return Err(NeighbourError::Kubelet(pid));
     }
@@ -75,7 +75,7 @@ pub(super) fn claim(cfg: &Config) -> Result<Vec<File>, NeighbourError> {
 }
 
 /// Removes the files of the locks (reset), whose holder is the caller.
-pub(super) fn forget(cfg: &Config) {
+pub(super) fn forget(cfg: &AgentConfig) {
     for (what, _, value) in wanted(cfg) {
         // What is left is an empty file in memory.
         let _ = fs::remove_file(Path::new(LOCKS_DIR).join(name_of(what, &value)));
@@ -84,7 +84,7 @@ pub(super) fn forget(cfg: &Config) {
 }
 
 /// Things that an agent must have for itself: the thing, the flag that gives it another, its value.
-fn wanted(cfg: &Config) -> Vec<(&'static str, &'static str, String)> {
+fn wanted(cfg: &AgentConfig) -> Vec<(&'static str, &'static str, String)> {
     let logs = real(&cfg.dirs.pod_logs);
     let mut wanted = vec![
         (
@@ -127,7 +127,7 @@ fn take(
 }
 
 fn name_of(what: &str, value: &str) -> String {
-    let mut fnv = Fnv::default();
+    let mut fnv = FnvHasher::default();
     fnv.text(value);
     format!("{}-{:032x}", what.replace(' ', "-"), fnv.finish())
 }
@@ -143,7 +143,7 @@ fn cgroup_root(text: &str) -> String {
 }
 
 /// A kubelet that sees the same files as we do and shares a cgroup root, log directory or runtime with us.
-fn kubelet_beside(cfg: &Config) -> Option<u32> {
+fn kubelet_beside(cfg: &AgentConfig) -> Option<u32> {
     let own = fs::read_link("/proc/self/ns/mnt").ok()?;
     let logs = cfg.dirs.pod_logs == Path::new(KUBELET_LOGS);
     for entry in fs::read_dir("/proc").ok()?.flatten() {
@@ -156,7 +156,7 @@ fn kubelet_beside(cfg: &Config) -> Option<u32> {
         {
             continue;
         }
-        let kubelet = Kubelet::of(&read(&dir.join("cmdline")), &dir.join("cwd"));
+        let kubelet = KubeletPaths::of(&read(&dir.join("cmdline")), &dir.join("cwd"));
         let endpoints = cfg.runtime.endpoints.as_ref();
         if logs
             || kubelet.root == cgroup_root(&cfg.cgroup.tree.root)
@@ -169,12 +169,12 @@ fn kubelet_beside(cfg: &Config) -> Option<u32> {
 }
 
 /// Things of a kubelet that others must not have too.
-struct Kubelet {
+struct KubeletPaths {
     root: String,
     runtime: PathBuf,
 }
 
-impl Kubelet {
+impl KubeletPaths {
     /// Reads them from its flags, else from its configuration, else takes a kubelet's defaults. `cwd`: its working
     /// directory.
     fn of(cmdline: &str, cwd: &Path) -> Self {
@@ -208,7 +208,7 @@ fn real(path: &Path) -> PathBuf {
 /// Whoever runs pods from now on must see those that run: another backend would start them once more (CRI-96).
 ///
 /// - Errors: some run that the backend of this configuration does not see.
-pub(super) fn check_backend(cfg: &Config, cgroups: &Cgroups) -> Result<(), NeighbourError> {
+pub(super) fn check_backend(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), NeighbourError> {
     // Whoever ran them may have made groups in the other way.
     let runs = || {
         let trees = [CgroupDriver::Cgroupfs, CgroupDriver::Systemd].map(|driver| CgroupTree {
@@ -228,7 +228,7 @@ pub(super) fn check_backend(cfg: &Config, cgroups: &Cgroups) -> Result<(), Neigh
 }
 
 /// Keeps who runs pods from now on, until a reboot ends them.
-pub(super) fn keep_backend(cfg: &Config) -> io::Result<()> {
+pub(super) fn keep_backend(cfg: &AgentConfig) -> io::Result<()> {
     let path = cfg.dirs.run.join(BACKEND_FILE);
     if cfg.runtime.endpoints.is_some() {
         return file::write_atomic(&path, backend(cfg).as_bytes(), 0o600, false);
@@ -251,7 +251,7 @@ fn last_backend(run: &Path) -> Option<String> {
 }
 
 /// Name of the runtime that this configuration selects.
-fn backend(cfg: &Config) -> String {
+fn backend(cfg: &AgentConfig) -> String {
     let endpoints = cfg.runtime.endpoints.as_ref();
     endpoints.map_or_else(
         || OWN.to_owned(),
@@ -369,7 +369,7 @@ mod tests {
                 "/run/containerd/containerd.sock",
             ),
         ] {
-            let kubelet = Kubelet::of(&format!("kubelet\0{words}\0"), &dir);
+            let kubelet = KubeletPaths::of(&format!("kubelet\0{words}\0"), &dir);
             assert_eq!(kubelet.root, root, "{words:?}");
             let wanted = real(Path::new(runtime));
             assert_eq!(kubelet.runtime, wanted, "{words:?}");

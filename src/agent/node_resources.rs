@@ -12,21 +12,21 @@ use smol::LocalExecutor;
 
 pub(crate) use super::core::{PodLoop, PodsView};
 use super::{
-    asker::Asker, clock::Clock, complaints::Complaints, pod_store::PodStore, tasks::Task,
-    vitals::WorkCounters,
+    asker::AgentHandle, clock::Clock, complaints::Complaints, pod_store::PodStore,
+    tasks::AgentTask, vitals::WorkCounters,
 };
 use crate::{
     api::{
-        ContainerId, Mono, Pod, PodStatus, PodUid,
-        cri::{Device, LiveDevices, Mount},
+        ContainerId, MonoTime, Pod, PodStatus, PodUid,
+        cri::{ContainerDeviceNode, ContainerMount, LiveDevices},
     },
     cgroup::Cgroups,
-    config::Dirs,
+    config::AgentDirs,
     logic::{
         admission::Rejection,
-        extended_resources::{Amount, Held, PodDevices},
+        extended_resources::{HeldUnits, PodDevices, ResourceUnits},
     },
-    server::backend::{Check, DeviceShown},
+    server::backend::{AgentCheck, DeviceReport},
     sys::lane::Lane,
 };
 
@@ -37,10 +37,10 @@ pub(crate) type ResourceNews = Box<dyn Any>;
 pub(crate) type ResourceQuestion = Pin<Box<dyn Future<Output = Option<ResourceNews>>>>;
 
 /// An answer that takes its time.
-pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+pub(crate) type ResourceFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// Answer to a pod that asks for extended resources.
-pub(crate) enum Admission {
+pub(crate) enum ResourceAdmission {
     /// The pod has what it asks for, as far as it is offered here.
     Given,
     /// The pod is held back; nothing is told of it yet.
@@ -52,7 +52,7 @@ pub(crate) enum Admission {
 }
 
 /// Result of giving resources to a pod that held none when a container was to start.
-pub(crate) enum GivenLate {
+pub(crate) enum LateResourceGrant {
     /// The pod asks for no resource that is given here.
     Nothing,
     /// The pod holds resources now; its next sync begins with them.
@@ -64,7 +64,7 @@ pub(crate) enum GivenLate {
 /// Extended resources of the Node, and the pods that hold some. Every method has a default for a Node that offers none.
 pub(crate) trait NodeResources: Any {
     /// Amount of each resource that is offered, by name.
-    fn amounts(&self) -> Vec<Amount> {
+    fn amounts(&self) -> Vec<ResourceUnits> {
         Vec::new()
     }
 
@@ -75,13 +75,13 @@ pub(crate) trait NodeResources: Any {
     }
 
     /// Gives an admitted pod what it asks for.
-    fn admit(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Admission {
+    fn admit(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> ResourceAdmission {
         _ = (pod, pods, now);
-        Admission::Given
+        ResourceAdmission::Given
     }
 
     /// Replaces what a pod holds and cannot begin with. Returns why it is refused, if it is.
-    fn replace(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Option<Rejection> {
+    fn replace(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> Option<Rejection> {
         _ = (pod, pods, now);
         None
     }
@@ -92,10 +92,10 @@ pub(crate) trait NodeResources: Any {
         &mut self,
         pod: &Pod,
         pods: &mut PodLoop<'_>,
-        now: Mono,
-    ) -> (GivenLate, Option<Rejection>) {
+        now: MonoTime,
+    ) -> (LateResourceGrant, Option<Rejection>) {
         _ = (pod, pods, now);
-        (GivenLate::Nothing, None)
+        (LateResourceGrant::Nothing, None)
     }
 
     /// Returns true if the pod is held back, or waits.
@@ -105,7 +105,7 @@ pub(crate) trait NodeResources: Any {
     }
 
     /// Returns true if the pod is held back, or waits and its time is not over.
-    fn may_wait(&self, pod: &PodUid, pods: &PodsView<'_>, now: Mono) -> bool {
+    fn may_wait(&self, pod: &PodUid, pods: &PodsView<'_>, now: MonoTime) -> bool {
         _ = (pod, pods, now);
         false
     }
@@ -121,17 +121,17 @@ pub(crate) trait NodeResources: Any {
     }
 
     /// Takes in news of the other half.
-    fn take_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: Mono) {
+    fn take_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: MonoTime) {
         _ = (news, pods, now);
     }
 
     /// Instant of the next work.
-    fn next_timeout(&self) -> Option<Mono> {
+    fn next_timeout(&self) -> Option<MonoTime> {
         None
     }
 
     /// Time has passed.
-    fn handle_timeout(&mut self, pods: &mut PodLoop<'_>, now: Mono) {
+    fn handle_timeout(&mut self, pods: &mut PodLoop<'_>, now: MonoTime) {
         _ = (pods, now);
     }
 
@@ -142,7 +142,13 @@ pub(crate) trait NodeResources: Any {
     }
 
     /// Puts the health of what the pod holds into a status. A pod that has ended keeps what was told of it.
-    fn show_health(&self, pod: &PodUid, status: &mut PodStatus, previous: &PodStatus, now: Mono) {
+    fn show_health(
+        &self,
+        pod: &PodUid,
+        status: &mut PodStatus,
+        previous: &PodStatus,
+        now: MonoTime,
+    ) {
         _ = (pod, now);
         if !status.phase.is_terminal() {
             return;
@@ -157,7 +163,7 @@ pub(crate) trait NodeResources: Any {
     }
 
     /// Every unit, for people.
-    fn shown(&self, pods: &PodsView<'_>) -> Vec<DeviceShown> {
+    fn shown(&self, pods: &PodsView<'_>) -> Vec<DeviceReport> {
         _ = pods;
         Vec::new()
     }
@@ -170,13 +176,13 @@ impl NodeResources for NoResources {}
 
 /// Everything that a container gets for what its pod holds.
 #[derive(Default)]
-pub(crate) struct ContainerGets {
+pub(crate) struct ContainerAllocation {
     /// Device nodes.
-    pub(crate) nodes: Vec<Device>,
+    pub(crate) nodes: Vec<ContainerDeviceNode>,
     /// Environment variables.
     pub(crate) env: Vec<(String, String)>,
     /// Mounts.
-    pub(crate) mounts: Vec<Mount>,
+    pub(crate) mounts: Vec<ContainerMount>,
     /// Annotations, for the runtime.
     pub(crate) annotations: Vec<(String, String)>,
     /// Names of CDI devices.
@@ -188,10 +194,10 @@ pub(crate) struct ContainerGets {
 /// Reason why no container of a pod may start.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct NotSettled(pub(crate) String);
+pub(crate) struct ResourcesNotReady(pub(crate) String);
 
 /// Reason why a container does not get what its pod holds.
-pub(crate) enum NotGiven {
+pub(crate) enum AllocationError {
     /// The container cannot be made with it.
     Create(String),
     /// A giver was to be told before the start, and was not.
@@ -200,7 +206,7 @@ pub(crate) enum NotGiven {
 
 /// Tools that a [`ResourceGiver`] works with.
 pub(crate) struct ResourceTools<'a> {
-    pub(crate) dirs: &'a Dirs,
+    pub(crate) dirs: &'a AgentDirs,
     pub(crate) clock: &'a Rc<dyn Clock>,
     pub(crate) complaints: &'a Rc<Complaints>,
     pub(crate) counters: &'a WorkCounters,
@@ -215,34 +221,37 @@ pub(crate) struct ResourceTools<'a> {
 /// Gives containers what they get for the resources of their pods.
 pub(crate) trait ResourceGiver: Any {
     /// Makes the half for the loop, with what is there before the first pod is admitted. Blocking.
-    fn begin(self: Rc<Self>, now: Mono) -> Box<dyn NodeResources>;
+    fn begin(self: Rc<Self>, now: MonoTime) -> Box<dyn NodeResources>;
 
     /// Tasks that run as long as the agent.
-    fn tasks(self: Rc<Self>, agent: Asker) -> Vec<Task>;
+    fn tasks(self: Rc<Self>, agent: AgentHandle) -> Vec<AgentTask>;
 
     /// Opens what others connect to, and returns the tasks that serve them.
     ///
     /// - Errors: it cannot be opened; the agent does not start then.
     fn listen(
         self: Rc<Self>,
-        agent: Asker,
+        agent: AgentHandle,
         executor: &Rc<LocalExecutor<'static>>,
-    ) -> io::Result<Vec<Task>>;
+    ) -> io::Result<Vec<AgentTask>>;
 
     /// Keeps what a pod holds before anything of it starts.
     ///
     /// - Errors: it cannot be kept, or somebody does not answer. It is tried again.
-    fn settle<'a>(&'a self, pod: &'a PodUid, held: &'a [Held])
-    -> Later<'a, Result<(), NotSettled>>;
+    fn settle<'a>(
+        &'a self,
+        pod: &'a PodUid,
+        held: &'a [HeldUnits],
+    ) -> ResourceFuture<'a, Result<(), ResourcesNotReady>>;
 
     /// Gathers what a container that is about to start gets.
     fn give<'a>(
         &'a self,
         pod: &'a PodUid,
-        held: &'a [Held],
+        held: &'a [HeldUnits],
         container: &'a str,
-    ) -> Later<'a, Result<ContainerGets, NotGiven>>;
+    ) -> ResourceFuture<'a, Result<ContainerAllocation, AllocationError>>;
 
     /// Checks for `/healthz`.
-    fn checks(&self) -> Vec<Check>;
+    fn checks(&self) -> Vec<AgentCheck>;
 }

@@ -9,20 +9,20 @@ use smol::future::FutureExt as _;
 use super::{clock::Clock, external_pods::ExternalPods, vitals::WorkCounters};
 use crate::{
     api::{
-        ContainerId, Mono, PodUid, SandboxId,
+        ContainerId, MonoTime, PodUid, SandboxId,
         cri::{
-            AuthConfig, Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler,
-            Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
-            SandboxStatus, Version,
+            AuthConfig, ContainerConfig, ExecOutput, FsInfo, HandlerCapabilities, LinuxResources,
+            PodItem, PodRuntimeStatus, RuntimeCapabilities, RuntimeCondition, RuntimeStatus,
+            RuntimeVersion, SandboxConfig, SandboxStatus, StoredImage,
         },
-        order::Order as _,
-        stats::{Detail, DiskUsage, PodUsage},
+        order::OrderExt as _,
+        stats::{DiskUsage, PodUsage, StatsDetail},
     },
-    image::Progress,
-    logic::metrics::own::Operation,
+    image::ImageProgress,
+    logic::metrics::own::RuntimeOperation,
     runtime::{
-        AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeService, Start,
-        Stream,
+        AttachOptions, ExecOptions, ImageService, LogRetention, PortConnector, RuntimeCall,
+        RuntimeService, SessionStart, StreamRoute,
     },
 };
 
@@ -38,14 +38,14 @@ pub(super) struct NodeRuntime {
 macro_rules! operations {
     ($(fn $name:ident<$a:lifetime>($($arg:ident: $type:ty),*) -> $result:ty as $operation:ident
         $(or |$external:ident| $own:expr)?;)*) => { $(
-        fn $name<$a>(&$a self, $($arg: $type),*) -> Call<$a, $result> {
-            let own: Option<Call<$a, $result>> = None;
+        fn $name<$a>(&$a self, $($arg: $type),*) -> RuntimeCall<$a, $result> {
+            let own: Option<RuntimeCall<$a, $result>> = None;
             $(let own = own.or_else(|| {
                 let $external = self.external.as_ref()?;
                 $own
             });)?
             let call = own.unwrap_or_else(|| self.inner.$name($($arg),*));
-            self.count(Operation::$operation, call)
+            self.count(RuntimeOperation::$operation, call)
         }
     )* };
 }
@@ -55,14 +55,14 @@ impl NodeRuntime {
     /// address.
     fn stream<'a, T: 'a>(
         &'a self,
-        operation: Operation,
-        call: Call<'a, Stream<T>>,
+        operation: RuntimeOperation,
+        call: RuntimeCall<'a, StreamRoute<T>>,
         local: impl FnOnce(T) -> T + 'a,
-    ) -> Call<'a, Stream<T>> {
+    ) -> RuntimeCall<'a, StreamRoute<T>> {
         Box::pin(async move {
             let begun = self.clock.now();
             let result = match call.await {
-                Ok(Stream::Local(stream)) => return Ok(Stream::Local(local(stream))),
+                Ok(StreamRoute::Local(stream)) => return Ok(StreamRoute::Local(local(stream))),
                 result => result,
             };
             self.counted(operation, begun, result.is_ok());
@@ -70,13 +70,17 @@ impl NodeRuntime {
         })
     }
 
-    fn counted(&self, operation: Operation, begun: Mono, is_ok: bool) {
+    fn counted(&self, operation: RuntimeOperation, begun: MonoTime, is_ok: bool) {
         let took = self.clock.now() - begun;
         self.counters.count(|c| c.called(operation, took, is_ok));
     }
 
     /// Counts a call at its end. A call that is dropped before is not counted.
-    fn count<'a, T: 'a>(&'a self, operation: Operation, call: Call<'a, T>) -> Call<'a, T> {
+    fn count<'a, T: 'a>(
+        &'a self,
+        operation: RuntimeOperation,
+        call: RuntimeCall<'a, T>,
+    ) -> RuntimeCall<'a, T> {
         Box::pin(async move {
             let begun = self.clock.now();
             let result = call.await;
@@ -87,21 +91,21 @@ impl NodeRuntime {
 }
 
 /// An answer that is there.
-fn now<'a, T: 'a>(answer: T) -> Call<'a, T> {
+fn now<'a, T: 'a>(answer: T) -> RuntimeCall<'a, T> {
     Box::pin(ready(Ok(answer)))
 }
 
 impl ImageService for NodeRuntime {
     operations! {
-        fn image_status<'a>(reference: &'a str) -> Option<Image> as ImageStatus;
-        fn list_images<'a>() -> Vec<Image> as ListImages;
+        fn image_status<'a>(reference: &'a str) -> Option<StoredImage> as ImageStatus;
+        fn list_images<'a>() -> Vec<StoredImage> as ListImages;
         fn pull_image<'a>(reference: &'a str, credential: Option<&'a AuthConfig>, sandbox: Option<&'a SandboxConfig>) -> String
             as PullImage;
         fn remove_image<'a>(id: &'a str) -> () as RemoveImage;
         fn image_fs_info<'a>() -> FsInfo as ImageFsInfo;
     }
 
-    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+    fn pull_progress(&self, reference: &str) -> Option<ImageProgress> {
         self.inner.pull_progress(reference)
     }
 
@@ -123,7 +127,7 @@ impl RuntimeService for NodeRuntime {
             as CreateContainer;
         fn start_container<'a>(id: &'a ContainerId) -> () as StartContainer;
         fn stop_container<'a>(id: &'a ContainerId, grace: Duration) -> () as StopContainer or |external| external.stop(id, grace);
-        fn remove_container<'a>(id: &'a ContainerId, logs: Logs) -> () as RemoveContainer
+        fn remove_container<'a>(id: &'a ContainerId, logs: LogRetention) -> () as RemoveContainer
             or |external| external.has_container(id).then(|| now(()));
         fn reopen_log<'a>(id: &'a ContainerId) -> () as ReopenLog;
         fn exec_sync<'a>(id: &'a ContainerId, command: &'a [String], timeout: Option<Duration>, limit: usize) -> ExecOutput
@@ -135,7 +139,7 @@ impl RuntimeService for NodeRuntime {
             or |external| external.has_container(id).then(|| now(None));
     }
 
-    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         let all = async {
             let mut all = self.inner.list_pods().await?;
             if let Some(external) = &self.external {
@@ -145,10 +149,10 @@ impl RuntimeService for NodeRuntime {
             }
             Ok(all)
         };
-        self.count(Operation::ListPods, Box::pin(all))
+        self.count(RuntimeOperation::ListPods, Box::pin(all))
     }
 
-    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+    fn list_pod_usage(&self, detail: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>> {
         let all = async move {
             let mut all = self.inner.list_pod_usage(detail).await?;
             if let Some(external) = &self.external {
@@ -157,14 +161,14 @@ impl RuntimeService for NodeRuntime {
             }
             Ok(all)
         };
-        self.count(Operation::ListPodUsage, Box::pin(all))
+        self.count(RuntimeOperation::ListPodUsage, Box::pin(all))
     }
 
-    fn version(&self) -> Version {
+    fn version(&self) -> RuntimeVersion {
         self.inner.version()
     }
 
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> RuntimeCapabilities {
         let mut all = self.inner.capabilities();
         let Some(external) = &self.external else {
             return all;
@@ -173,9 +177,9 @@ impl RuntimeService for NodeRuntime {
             // It does not tell them, and takes whatever name it knows.
             return all;
         }
-        let named = |name| Handler {
+        let named = |name| HandlerCapabilities {
             name,
-            ..Handler::default()
+            ..HandlerCapabilities::default()
         };
         all.handlers
             .extend(external.handlers().into_iter().map(named));
@@ -183,7 +187,7 @@ impl RuntimeService for NodeRuntime {
         all
     }
 
-    fn external_pods(&self) -> Option<Condition> {
+    fn external_pods(&self) -> Option<RuntimeCondition> {
         Some(self.external.as_ref()?.condition())
     }
 
@@ -198,43 +202,43 @@ impl RuntimeService for NodeRuntime {
         &'a self,
         id: &'a ContainerId,
         options: &'a ExecOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         let own = self.external.as_ref().and_then(|e| e.exec(id, options));
         let opened = match own {
-            Some(start) => now(Stream::Local(start)),
+            Some(start) => now(StreamRoute::Local(start)),
             None => self.inner.exec(id, options),
         };
-        let start = move |start| self.count(Operation::Exec, start);
-        self.stream(Operation::Exec, opened, start)
+        let start = move |start| self.count(RuntimeOperation::Exec, start);
+        self.stream(RuntimeOperation::Exec, opened, start)
     }
 
     fn attach<'a>(
         &'a self,
         id: &'a ContainerId,
         options: AttachOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         let own = self.external.as_ref().and_then(|e| e.attach(id, options));
         let opened = match own {
-            Some(start) => now(Stream::Local(start)),
+            Some(start) => now(StreamRoute::Local(start)),
             None => self.inner.attach(id, options),
         };
-        let start = move |start| self.count(Operation::Attach, start);
-        self.stream(Operation::Attach, opened, start)
+        let start = move |start| self.count(RuntimeOperation::Attach, start);
+        self.stream(RuntimeOperation::Attach, opened, start)
     }
 
     fn port_forward<'a>(
         &'a self,
         id: &'a SandboxId,
         ports: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>> {
-        let connect = move |connect: Connect<'a>| -> Connect<'a> {
-            Box::new(move |port| self.count(Operation::PortForward, connect(port)))
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>> {
+        let connect = move |connect: PortConnector<'a>| -> PortConnector<'a> {
+            Box::new(move |port| self.count(RuntimeOperation::PortForward, connect(port)))
         };
         let own = self.external.as_ref().and_then(|e| e.port_forward(id));
         let opened = match own {
-            Some(ports) => now(Stream::Local(ports)),
+            Some(ports) => now(StreamRoute::Local(ports)),
             None => self.inner.port_forward(id, ports),
         };
-        self.stream(Operation::PortForward, opened, connect)
+        self.stream(RuntimeOperation::PortForward, opened, connect)
     }
 }

@@ -5,7 +5,7 @@ use alloc::{collections::BTreeMap, sync::Arc};
 use serde_json::Value;
 
 use crate::{
-    api::{ConfigMap, Secret, order::Gather as _, strict},
+    api::{ConfigMap, Secret, order::GatherExt as _, strict},
     source::ObjectKey,
 };
 
@@ -14,12 +14,12 @@ const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Objects by namespace and name, shared with the source that read them; its limits bound them.
 #[derive(Debug, Default)]
-pub(super) struct Objects {
+pub(super) struct ManifestObjects {
     config_maps: BTreeMap<ObjectKey, Arc<ConfigMap>>,
     secrets: BTreeMap<ObjectKey, Arc<Secret>>,
 }
 
-impl Objects {
+impl ManifestObjects {
     /// A complete set.
     pub(super) fn new(
         config_maps: BTreeMap<ObjectKey, Arc<ConfigMap>>,
@@ -55,7 +55,7 @@ impl Objects {
     }
 
     /// Secrets as Kubernetes objects without what they hold: in place of `data` stands `dataBytes`, the size of each value.
-    /// Sorted like [`Objects::config_maps_shown`].
+    /// Sorted like [`ManifestObjects::config_maps_shown`].
     pub(super) fn secrets_shown(&self, namespace: Option<&str>) -> Vec<Value> {
         let secrets = of_namespace(&self.secrets, namespace);
         secrets
@@ -118,7 +118,7 @@ mod tests {
             ((namespace.to_owned(), name.to_owned()), Arc::new(secret))
         };
         let all = [secret("x", "t"), secret("default", "s")];
-        let objects = Objects::new(BTreeMap::new(), BTreeMap::from(all));
+        let objects = ManifestObjects::new(BTreeMap::new(), BTreeMap::from(all));
         let shown = objects.secrets_shown(None);
         assert_eq!(
             shown[0],

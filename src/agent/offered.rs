@@ -20,11 +20,11 @@ const OF_NODE: &str = "node-resources.json";
 const MAX_BYTES: u64 = 64 << 10;
 
 /// Names of extended resources.
-pub(crate) type Names = BTreeSet<Box<str>>;
+pub(crate) type ResourceNames = BTreeSet<Box<str>>;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Known {
-    resources: Names,
+struct OfferedResourcesFile {
+    resources: ResourceNames,
 }
 
 /// Path of the record of what device plugins have offered.
@@ -33,23 +33,23 @@ pub(crate) fn of_plugins(root: &Path) -> PathBuf {
 }
 
 /// Reads a record; `None` if there is no usable one; a bad one is logged (DEV-11). Blocking.
-pub(crate) fn recall(path: &Path) -> Option<Names> {
-    let known: Option<Known> = record::recall(path, MAX_BYTES);
+pub(crate) fn recall(path: &Path) -> Option<ResourceNames> {
+    let known: Option<OfferedResourcesFile> = record::recall(path, MAX_BYTES);
     known.map(|known| known.resources)
 }
 
 /// Keeps the names that device plugins have offered. The caller has a new one. Blocking.
-pub(crate) fn keep_of_plugins(path: &Path, resources: Names) -> io::Result<()> {
-    record::write(path, &Known { resources })
+pub(crate) fn keep_of_plugins(path: &Path, resources: ResourceNames) -> io::Result<()> {
+    record::write(path, &OfferedResourcesFile { resources })
 }
 
 /// Resources that the Node in the API was told of.
-pub(super) struct Offered {
+pub(super) struct OfferedResources {
     root: PathBuf,
     disk: Lane,
 }
 
-impl Offered {
+impl OfferedResources {
     /// In this root directory.
     pub(super) fn new(root: &Path, disk: Lane) -> Self {
         Self {
@@ -59,20 +59,20 @@ impl Offered {
     }
 
     /// Resources that agents before this one have told the Node; `None` if that is not known.
-    pub(super) async fn before(&self) -> Option<Names> {
+    pub(super) async fn before(&self) -> Option<ResourceNames> {
         let root = self.root.clone();
         let recalled = self.disk.run(move || {
             // Plugins may be off by now.
             [root.join(OF_NODE), of_plugins(&root)].map(|path| recall(&path))
         });
-        let known: Vec<Names> = recalled.await.into_iter().flatten().collect();
+        let known: Vec<ResourceNames> = recalled.await.into_iter().flatten().collect();
         (!known.is_empty()).then(|| known.into_iter().flatten().collect())
     }
 
     /// The Node is told of these. They are written only if they differ.
-    pub(super) async fn keep(&self, names: Names) -> io::Result<()> {
+    pub(super) async fn keep(&self, names: ResourceNames) -> io::Result<()> {
         let path = self.root.join(OF_NODE);
-        let content = Known { resources: names };
+        let content = OfferedResourcesFile { resources: names };
         let keep = move || record::keep(&path, &content, MAX_BYTES);
         self.disk.run(keep).await
     }
@@ -87,12 +87,20 @@ mod tests {
         // DEV-11 NODE-03
         let root = crate::testing::unused_path("offered");
         std::fs::create_dir_all(&root).expect("directory");
-        let offered = Offered::new(&root, Lane::inline());
+        let offered = OfferedResources::new(&root, Lane::inline());
         let before = || smol::future::block_on(offered.before());
-        let names = |all: &[&str]| all.iter().map(|name| (*name).into()).collect::<Names>();
+        let names = |all: &[&str]| {
+            all.iter()
+                .map(|name| (*name).into())
+                .collect::<ResourceNames>()
+        };
         assert_eq!(before(), None, "no agent was here");
-        smol::future::block_on(offered.keep(Names::new())).expect("kept");
-        assert_eq!(before(), Some(Names::new()), "one that offered nothing");
+        smol::future::block_on(offered.keep(ResourceNames::new())).expect("kept");
+        assert_eq!(
+            before(),
+            Some(ResourceNames::new()),
+            "one that offered nothing"
+        );
         for _ in 0..2 {
             smol::future::block_on(offered.keep(names(&["picolet/serial"]))).expect("kept");
             assert_eq!(before(), Some(names(&["picolet/serial"])));

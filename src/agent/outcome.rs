@@ -7,11 +7,11 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use super::pod_store::{Header, PROVIDER, PodStore, StoreError};
+use super::pod_store::{PROVIDER, PodRecordHeader, PodStore, PodStoreError};
 use crate::{
     api::{PodStatus, PodUid, cri::ContainerStatus, strict::from_json},
     error::chain,
-    logic::{mux::Source, outcome},
+    logic::{mux::PodSource, outcome},
 };
 
 /// Version of the file's form.
@@ -24,7 +24,7 @@ const MAX_BYTES: u64 = 2 << 20;
 
 /// Outcome of a pod that is to outlive the machine's boot.
 #[derive(Clone, Debug)]
-pub(super) struct Outcome {
+pub(super) struct PodOutcome {
     /// Status in which the pod ended, or with which it began.
     pub(super) status: PodStatus,
     /// Set if the pod is to run after the next boot as well.
@@ -33,7 +33,7 @@ pub(super) struct Outcome {
     pub(super) succeeded: Vec<ContainerStatus>,
 }
 
-impl Outcome {
+impl PodOutcome {
     /// Makes the outcome of a pod that has ended.
     pub(super) fn ended(status: PodStatus) -> Self {
         Self {
@@ -46,7 +46,7 @@ impl Outcome {
 
 /// Outcome of a pod in an earlier boot.
 #[derive(Debug)]
-pub(super) enum Recalled {
+pub(super) enum EarlierOutcome {
     /// The pod has ended with this status.
     Ended(Box<PodStatus>),
     /// The pod goes on without these containers.
@@ -55,7 +55,7 @@ pub(super) enum Recalled {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Kept {
+struct PodOutcomeFile {
     v: u32,
     /// Boot in which it was written.
     boot_id: String,
@@ -66,10 +66,10 @@ struct Kept {
     succeeded: Vec<ContainerStatus>,
 }
 
-impl Kept {
+impl PodOutcomeFile {
     /// Returns true if all that `outcome` of the same pod says is kept already: an end does not change, and a begin is
     /// noted once.
-    fn covers(&self, outcome: &Outcome) -> bool {
+    fn covers(&self, outcome: &PodOutcome) -> bool {
         if self.status.phase.is_terminal() {
             return !outcome::tells_of_another_end(&self.status, &outcome.status);
         }
@@ -84,18 +84,18 @@ impl Kept {
     }
 }
 
-fn read(store: &PodStore, uid: &PodUid) -> Option<Kept> {
+fn read(store: &PodStore, uid: &PodUid) -> Option<PodOutcomeFile> {
     let bytes = store.outcome(uid, MAX_BYTES)?;
     // A damaged one counts as none: the pod runs once more.
-    let kept: Kept = from_json(&bytes).ok()?;
+    let kept: PodOutcomeFile = from_json(&bytes).ok()?;
     [VERSION, VERSION_GOES_ON].contains(&kept.v).then_some(kept)
 }
 
 /// Keeps what is the pod's outcome, or shows that it began. Durable: it is for after a power cut, and for a boot that
 /// finds no apiserver to ask. A pod without a record has nothing to be kept for. Returns whether it waits for the disk. Blocking.
-pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Result<bool> {
+pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: PodOutcome) -> io::Result<bool> {
     let header = match store.header(uid) {
-        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+        Err(PodStoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(false);
         }
         read => read.map_err(io::Error::other)?,
@@ -105,7 +105,7 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Resu
     if known.is_some_and(|kept| kept.covers(&outcome)) {
         return Ok(false);
     }
-    let kept = Kept {
+    let kept = PodOutcomeFile {
         v: version(&outcome),
         boot_id: store.boot_id().into(),
         digest,
@@ -118,9 +118,13 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Resu
 /// Recalls the state from which the pod with this record starts: a terminal status if the pod ended in an earlier boot,
 /// or began and must not begin again; or the containers that it does without. Within one boot the runtime knows better,
 /// except for what has ended: that stays as it was, see [`outcome::stays_ended`]. Blocking.
-pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<Recalled> {
+pub(super) fn recall(
+    store: &PodStore,
+    uid: &PodUid,
+    header: &PodRecordHeader,
+) -> Option<EarlierOutcome> {
     let kept = read(store, uid)?;
-    let of_the_api = header.source == Source::Api.as_str();
+    let of_the_api = header.source == PodSource::Api.as_str();
     let ended = outcome::stays_ended(&kept.status, of_the_api);
     let booted = store.boot_id() != kept.boot_id;
     // Providers forget what has ended, and a boot of this machine ends nothing of theirs.
@@ -133,12 +137,12 @@ pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<
         return None;
     }
     Some(match kept.v {
-        VERSION => Recalled::Ended(Box::new(outcome::after_reboot(kept.status))),
-        _ => Recalled::GoesOn(kept.succeeded),
+        VERSION => EarlierOutcome::Ended(Box::new(outcome::after_reboot(kept.status))),
+        _ => EarlierOutcome::GoesOn(kept.succeeded),
     })
 }
 
-const fn version(outcome: &Outcome) -> u32 {
+const fn version(outcome: &PodOutcome) -> u32 {
     match outcome.goes_on {
         false => VERSION,
         true => VERSION_GOES_ON,
@@ -147,8 +151,8 @@ const fn version(outcome: &Outcome) -> u32 {
 
 /// Identity that tells a pod from another of the same UID. A pod of the apiserver is told by its UID alone: new labels
 /// do not make it run again.
-fn identity(header: &Header) -> u64 {
-    if header.source == Source::Api.as_str() {
+fn identity(header: &PodRecordHeader) -> u64 {
+    if header.source == PodSource::Api.as_str() {
         0
     } else {
         header.digest
@@ -172,7 +176,7 @@ mod tests {
     use super::*;
     use crate::{
         agent::pod_store::RECORD_VERSION,
-        api::{Wall, cri::ContainerState},
+        api::{WallTime, cri::ContainerState},
         sys::file,
     };
 
@@ -183,7 +187,7 @@ mod tests {
             "message": "", "image": "", "image_id": "", "hash": 0, "user": null, "pid": 0, "log_path": "",
         }))
         .expect("instance");
-        container.finished_at = Some(Wall(1_700_000_000_123_456_789));
+        container.finished_at = Some(WallTime(1_700_000_000_123_456_789));
         assert_eq!(container.state, ContainerState::Exited);
         container
     }
@@ -194,13 +198,13 @@ mod tests {
         let root = crate::testing::unused_path("outcome");
         let [first, second] = ["1", "2"].map(|boot| PodStore::new(&root, &root.join("run"), boot));
         let uid = PodUid::from("abc");
-        let header = |digest| Header {
+        let header = |digest| PodRecordHeader {
             v: RECORD_VERSION,
             source: "file".into(),
             digest,
-            ..Header::default()
+            ..PodRecordHeader::default()
         };
-        let has = |ids: &[&str]| Outcome {
+        let has = |ids: &[&str]| PodOutcome {
             status: PodStatus::default(),
             goes_on: true,
             succeeded: ids.iter().map(|id| succeeded(id)).collect(),
@@ -211,8 +215,10 @@ mod tests {
                 .ino()
         };
         let recalled = |store: &PodStore, digest| match recall(store, &uid, &header(digest)) {
-            Some(Recalled::GoesOn(containers)) => containers.into_iter().map(|c| c.name).collect(),
-            Some(Recalled::Ended(status)) => panic!("{status:?}"),
+            Some(EarlierOutcome::GoesOn(containers)) => {
+                containers.into_iter().map(|c| c.name).collect()
+            }
+            Some(EarlierOutcome::Ended(status)) => panic!("{status:?}"),
             None => Vec::new(),
         };
         first.write(&uid, &header(7), &json!({})).expect("record");
@@ -244,7 +250,7 @@ mod tests {
         let ended = |state: serde_json::Value| {
             let text =
                 json!({"phase": "Failed", "containerStatuses": [{"name": "c", "state": state}]});
-            Outcome::ended(serde_json::from_value(text).expect("status"))
+            PodOutcome::ended(serde_json::from_value(text).expect("status"))
         };
         let refused = ended(json!({"waiting": {"reason": "ContainerCreating"}}));
         keep(&first, &uid, refused).expect("kept");
@@ -253,7 +259,10 @@ mod tests {
         let ran = ended(json!({"terminated": {"exitCode": 3}}));
         keep(&first, &uid, ran).expect("kept");
         let recalled = recall(&first, &uid, &header(8));
-        assert!(matches!(recalled, Some(Recalled::Ended(_))), "{recalled:?}");
+        assert!(
+            matches!(recalled, Some(EarlierOutcome::Ended(_))),
+            "{recalled:?}"
+        );
         assert!(recall(&first, &uid, &header(9)).is_none(), "another pod");
         fs::remove_dir_all(&root).expect("clean up");
     }
@@ -264,18 +273,18 @@ mod tests {
         let root = crate::testing::unused_path("outcome-ro");
         let store = PodStore::new(&root, &root.join("run"), "1");
         let uid = PodUid::from("abc");
-        let header = Header {
+        let header = PodRecordHeader {
             v: RECORD_VERSION,
-            source: Source::Api.as_str().into(),
-            ..Header::default()
+            source: PodSource::Api.as_str().into(),
+            ..PodRecordHeader::default()
         };
         store.write(&uid, &header, &json!({})).expect("record");
         let failed = || {
             let text = json!({"phase": "Failed", "reason": "Evicted"});
-            Outcome::ended(serde_json::from_value(text).expect("status"))
+            PodOutcome::ended(serde_json::from_value(text).expect("status"))
         };
         let reason = || match recall(&store, &uid, &header) {
-            Some(Recalled::Ended(status)) => status.reason.to_string(),
+            Some(EarlierOutcome::Ended(status)) => status.reason.to_string(),
             other => format!("{other:?}"),
         };
         let disk = root.join("pods");

@@ -1,55 +1,55 @@
-//! The parts of an agent, in groups by their users. Only assembly sees a whole [`Parts`]; every other module is given
+//! The parts of an agent, in groups by their users. Only assembly sees a whole [`AgentParts`]; every other module is given
 //! the few of these handles that it works with.
 
 use alloc::{rc::Rc, sync::Arc};
 
 use super::{
-    claims::Claims,
+    claims::PodWorkClaims,
     clock::Clock,
-    cluster::{self, Cluster, Joined},
+    cluster::{self, Cluster, JoinedCluster},
     complaints::Complaints,
-    eviction::gauge::Gauge,
+    eviction::gauge::EvictionGauge,
     executor::PodCgroups,
     external_pods::ExternalPods,
-    images::{self, Images, Supply, UnusedImages},
+    images::{self, AgentImages, NodeImageHelpers, UnusedImageRequests},
     kept_node,
     link_limits::LinkLimits,
     link_policy::{FreeLink, LinkPolicy},
-    node::Node,
+    node::LocalNode,
     node_resources::{ResourceGiver, ResourceTools},
     node_runtime::NodeRuntime,
     pod_store::PodStore,
     pods,
-    probes::{Probes, Wire},
-    recorder::Recorder,
-    times::Times,
+    probes::{NodeProbes, ProbeNetwork},
+    recorder::EventRecorder,
+    times::DateCorrector,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
-    api::{Mono, Wall},
+    api::{MonoTime, WallTime},
     cgroup::Cgroups,
-    config::Config,
+    config::AgentConfig,
     parts::ConfiguredPart,
     runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
     volume::Volumes,
 };
 
-/// Parts that differ between the program and its tests; the rest of [`Parts`] begins empty.
-pub(super) struct Given {
-    pub(super) cfg: Config,
-    pub(super) node: Rc<Node>,
+/// Parts that differ between the program and its tests; the rest of [`AgentParts`] begins empty.
+pub(super) struct AssemblyInputs {
+    pub(super) cfg: AgentConfig,
+    pub(super) node: Rc<LocalNode>,
     pub(super) clock: Box<dyn Clock>,
     pub(super) runtime: Rc<dyn RuntimeService>,
     /// Pods that `runtime` does not run, if there may be any.
     pub(super) external: Option<Rc<dyn ExternalPods>>,
-    pub(super) images: Supply,
+    pub(super) images: NodeImageHelpers,
     pub(super) volumes: Volumes,
     pub(super) cgroups: Cgroups,
     pub(super) disk: Lane,
-    pub(super) joined: Option<Joined>,
-    pub(super) wire: Rc<dyn Wire>,
-    pub(super) gauge: Rc<dyn Gauge>,
+    pub(super) joined: Option<JoinedCluster>,
+    pub(super) wire: Rc<dyn ProbeNetwork>,
+    pub(super) gauge: Rc<dyn EvictionGauge>,
     /// Id of this boot.
     pub(super) boot_id: String,
     /// Limits of the link, if there are any.
@@ -58,13 +58,13 @@ pub(super) struct Given {
 
 /// Tools for time, events, warnings and figures.
 #[derive(Clone)]
-pub(super) struct Tools {
+pub(super) struct AgentTools {
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
     /// History of the wall clock.
-    pub(super) times: Rc<Times>,
+    pub(super) times: Rc<DateCorrector>,
     /// Kubernetes events.
-    pub(super) recorder: Rc<Recorder>,
+    pub(super) recorder: Rc<EventRecorder>,
     /// Warnings that may come again and again, each told once a minute.
     pub(super) complaints: Rc<Complaints>,
     /// Counters of the agent's own work.
@@ -77,7 +77,7 @@ pub(super) struct Tools {
 
 /// Tools that effects are carried out with. Files are read and written on the disk lane.
 #[derive(Clone)]
-pub(super) struct Machine {
+pub(super) struct MachineTools {
     /// Containers, and what stands for them in external pods.
     pub(super) runtime: Rc<dyn RuntimeService>,
     /// Pods that no container runtime runs.
@@ -93,28 +93,28 @@ pub(super) struct Machine {
     /// Cgroups of pods and tiers.
     pub(super) pod_cgroups: PodCgroups,
     /// The network, for probes and hooks.
-    pub(super) wire: Rc<dyn Wire>,
+    pub(super) wire: Rc<dyn ProbeNetwork>,
     /// Gauge of memory, disk space and process ids.
-    pub(super) gauge: Rc<dyn Gauge>,
+    pub(super) gauge: Rc<dyn EvictionGauge>,
     /// To the remover of images that no pod uses.
-    pub(super) unused_images: Option<UnusedImages>,
+    pub(super) unused_images: Option<UnusedImageRequests>,
     /// Gives extended resources to containers, if the node offers any.
     pub(super) resources: Option<Rc<dyn ResourceGiver>>,
 }
 
 /// Owners beside the loop, each with a state of its own that its own tasks work on.
 #[derive(Clone)]
-pub(super) struct Owners {
+pub(super) struct StateOwners {
     /// The machine as a node.
-    pub(super) node: Rc<Node>,
+    pub(super) node: Rc<LocalNode>,
     /// Images.
-    pub(super) images: Rc<Images>,
+    pub(super) images: Rc<AgentImages>,
     /// Probes.
-    pub(super) probes: Rc<Probes>,
+    pub(super) probes: Rc<NodeProbes>,
     /// Connection to the apiserver; `None`: the node stands alone.
     pub(super) cluster: Option<Rc<Cluster>>,
     /// Claims on pods: one operation at a time for each.
-    pub(super) claims: Rc<Claims>,
+    pub(super) claims: Rc<PodWorkClaims>,
     /// Parts of the node that are configured.
     pub(super) parts: Vec<Rc<dyn ConfiguredPart>>,
     /// Policy of the link.
@@ -124,20 +124,20 @@ pub(super) struct Owners {
 }
 
 /// All parts of an agent; see the module.
-pub(super) struct Parts {
-    pub(super) cfg: Config,
-    pub(super) tools: Tools,
-    pub(super) machine: Machine,
-    pub(super) owners: Owners,
+pub(super) struct AgentParts {
+    pub(super) cfg: AgentConfig,
+    pub(super) tools: AgentTools,
+    pub(super) machine: MachineTools,
+    pub(super) owners: StateOwners,
     /// Time of the agent's start, by the wall clock.
-    pub(super) started_at: Wall,
+    pub(super) started_at: WallTime,
     /// Time of the agent's start, by the monotonic clock.
-    pub(super) started: Mono,
+    pub(super) started: MonoTime,
 }
 
-impl Parts {
+impl AgentParts {
     /// Makes the parts of an agent that knows of no pod yet.
-    pub(super) fn new(given: Given) -> Self {
+    pub(super) fn new(given: AssemblyInputs) -> Self {
         let cfg = given.cfg;
         let slots = pods::slots(&cfg).slots();
         let entries = slots * pods::BACKOFF_ENTRIES_PER_POD;
@@ -148,7 +148,7 @@ impl Parts {
         };
         let run = &cfg.dirs.run;
         let certainty = link_policy.certainty();
-        let times = Times::restore(Rc::clone(&clock), run, &given.boot_id, certainty);
+        let times = DateCorrector::restore(Rc::clone(&clock), run, &given.boot_id, certainty);
         let volumes = given.volumes.of_boot(&given.boot_id);
         let counters = WorkCounters::default();
         let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
@@ -158,7 +158,7 @@ impl Parts {
             clock: Rc::clone(&clock),
             counters: counters.clone(),
         });
-        let tools = images::Tools {
+        let tools = images::ImageTools {
             service: Rc::clone(&runtime) as Rc<dyn ImageService>,
             keyring: given.images.keyring,
             clock: Rc::clone(&clock),
@@ -167,14 +167,14 @@ impl Parts {
             unused_images: given.images.unused.clone(),
             budget: link_policy.pull_budget(),
         };
-        let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
+        let images = AgentImages::new(&cfg.images, entries, &cfg.dirs.root, tools);
         let joined = given.joined.as_ref();
         let authority = joined.map_or_else(String::new, |joined| joined.authority.clone());
         let cluster = given.joined.map(|joined| {
             let kept = kept_node::recall(&cfg.dirs.root, &cfg.node_name, &authority);
             given.node.recall(kept);
             let labels = given.node.with_admission(|node| node.labels.clone());
-            let tools = cluster::Tools {
+            let tools = cluster::ClusterTools {
                 clock: Rc::clone(&clock),
                 complaints: Rc::clone(&complaints),
                 disk: given.disk.clone(),
@@ -207,17 +207,17 @@ impl Parts {
         Self {
             started_at: clock.wall(),
             started: clock.now(),
-            owners: Owners {
+            owners: StateOwners {
                 node: given.node,
                 images: Rc::new(images),
-                probes: Rc::new(Probes::new(clock.now(), clock.wall())),
+                probes: Rc::new(NodeProbes::new(clock.now(), clock.wall())),
                 cluster,
                 claims: Rc::default(),
                 parts: cfg.parts.clone(),
                 link_policy,
                 link_limits: given.link,
             },
-            machine: Machine {
+            machine: MachineTools {
                 runtime,
                 external: given.external,
                 store,
@@ -230,8 +230,8 @@ impl Parts {
                 unused_images: given.images.unused,
                 resources,
             },
-            tools: Tools {
-                recorder: Rc::new(Recorder::new(Rc::clone(&clock), cfg.node_name.clone())),
+            tools: AgentTools {
+                recorder: Rc::new(EventRecorder::new(Rc::clone(&clock), cfg.node_name.clone())),
                 heap: HeapUse::new(),
                 loop_watch: LoopWatch::new(cfg.times.sync),
                 clock,
@@ -244,8 +244,8 @@ impl Parts {
     }
 
     /// Tools for the modules that speak with the apiserver.
-    pub(super) fn cluster_tools(&self) -> cluster::Tools {
-        cluster::Tools {
+    pub(super) fn cluster_tools(&self) -> cluster::ClusterTools {
+        cluster::ClusterTools {
             clock: Rc::clone(&self.tools.clock),
             complaints: Rc::clone(&self.tools.complaints),
             disk: self.machine.disk.clone(),

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     api::{
         Pod, PodUid,
-        strict::{TextError, WrongValue, from_json},
+        strict::{JsonTextError, WrongValue, from_json},
     },
     logic::static_pod,
     sys::{crash, file, lane::Lane},
@@ -56,7 +56,7 @@ const POD_DIR_MODE: u32 = 0o750;
 /// First line of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Header {
+pub(super) struct PodRecordHeader {
     /// [`RECORD_VERSION`].
     pub(super) v: u32,
     /// `file`, `http` or `api`.
@@ -74,7 +74,7 @@ pub(super) struct Header {
 
 /// Reason why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StoreError {
+pub(crate) enum PodStoreError {
     /// The file system said no.
     #[error("pod record {path}")]
     Io {
@@ -93,7 +93,7 @@ pub(crate) enum StoreError {
     },
 }
 
-impl StoreError {
+impl PodStoreError {
     /// Returns true if there is no record.
     pub(super) fn is_absent(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
@@ -168,9 +168,9 @@ impl PodStore {
     pub(super) fn write(
         &self,
         uid: &PodUid,
-        header: &Header,
+        header: &PodRecordHeader,
         object: &serde_json::Value,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), PodStoreError> {
         self.write_as(RECORD, uid, header, object)?;
         // What was kept for after an incarnation before this one is older than this.
         let path = self.dir(uid).join(NEXT);
@@ -186,9 +186,9 @@ impl PodStore {
     pub(super) fn rewrite(
         &self,
         uid: &PodUid,
-        header: &Header,
+        header: &PodRecordHeader,
         object: &serde_json::Value,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), PodStoreError> {
         if self.path(uid).starts_with(&self.waiting) {
             return Ok(());
         }
@@ -199,12 +199,12 @@ impl PodStore {
         &self,
         name: &'static str,
         uid: &PodUid,
-        header: &Header,
+        header: &PodRecordHeader,
         object: &serde_json::Value,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), PodStoreError> {
         match write_in(&self.dir(uid), name, header, object) {
             Ok(()) => self.waits_no_more(name, uid),
-            Err(StoreError::Io { path, source }) if is_unwritable(&source) => {
+            Err(PodStoreError::Io { path, source }) if is_unwritable(&source) => {
                 log::debug!("{}: {source}; kept in the run directory", path.display());
                 self.wait(name, uid, header, object, &path)
             }
@@ -217,16 +217,17 @@ impl PodStore {
         &self,
         name: &str,
         uid: &PodUid,
-        header: &Header,
+        header: &PodRecordHeader,
         object: &serde_json::Value,
         path: &Path,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), PodStoreError> {
         let dir = self.waiting.join(uid.as_str());
         write_in(&dir, name, header, object)?;
-        self.hold_limit(name, uid).map_err(|source| StoreError::Io {
-            path: path.into(),
-            source,
-        })
+        self.hold_limit(name, uid)
+            .map_err(|source| PodStoreError::Io {
+                path: path.into(),
+                source,
+            })
     }
 
     /// Takes back what was written last if too much waits for the disk.
@@ -291,7 +292,7 @@ impl PodStore {
     }
 
     /// Forgets what came of a pod.
-    pub(super) fn forget_outcome(&self, uid: &PodUid) -> Result<(), StoreError> {
+    pub(super) fn forget_outcome(&self, uid: &PodUid) -> Result<(), PodStoreError> {
         let dir = self.dir(uid);
         self.waits_no_more(OUTCOME, uid)?;
         let path = dir.join(OUTCOME);
@@ -299,7 +300,7 @@ impl PodStore {
             return Ok(());
         }
         remove(&path)?;
-        file::sync_dir(&dir).map_err(|source| StoreError::Io { path, source })
+        file::sync_dir(&dir).map_err(|source| PodStoreError::Io { path, source })
     }
 
     /// Keeps what a pod holds of the machine beside its record, durable, or in the run directory while the disk cannot be
@@ -332,7 +333,7 @@ impl PodStore {
         Some(text)
     }
 
-    fn waits_no_more(&self, name: &str, uid: &PodUid) -> Result<(), StoreError> {
+    fn waits_no_more(&self, name: &str, uid: &PodUid) -> Result<(), PodStoreError> {
         let dir = self.waiting.join(uid.as_str());
         remove(&dir.join(name))?;
         // Still there while the other record waits; absent as a rule.
@@ -380,7 +381,7 @@ impl PodStore {
     }
 
     /// Moves the waiting records of a pod to the disk, if it can be written again.
-    pub(super) fn settle(&self, uid: &PodUid) -> Result<(), StoreError> {
+    pub(super) fn settle(&self, uid: &PodUid) -> Result<(), PodStoreError> {
         for name in [RECORD, NEXT] {
             let path = self.waiting.join(uid.as_str()).join(name);
             if path.exists() {
@@ -394,7 +395,7 @@ impl PodStore {
             && let Some(text) = self.devices(uid, MAX_WAITING_BYTES)
         {
             self.keep_devices(uid, &text)
-                .map_err(|source| StoreError::Io { path, source })?;
+                .map_err(|source| PodStoreError::Io { path, source })?;
         }
         let path = self.waiting.join(uid.as_str()).join(OUTCOME);
         if !path.exists() {
@@ -406,11 +407,11 @@ impl PodStore {
         };
         let kept = self.keep_outcome(uid, &text);
         kept.map(drop)
-            .map_err(|source| StoreError::Io { path, source })
+            .map_err(|source| PodStoreError::Io { path, source })
     }
 
     /// Removes what waits of a pod that is gone.
-    pub(super) fn forget(&self, uid: &PodUid) -> Result<(), StoreError> {
+    pub(super) fn forget(&self, uid: &PodUid) -> Result<(), PodStoreError> {
         self.waits_no_more(RECORD, uid)?;
         self.waits_no_more(NEXT, uid)?;
         self.waits_no_more(DEVICES, uid)?;
@@ -421,12 +422,12 @@ impl PodStore {
     pub(super) fn read<T: serde::de::DeserializeOwned>(
         &self,
         uid: &PodUid,
-    ) -> Result<(Header, T), StoreError> {
+    ) -> Result<(PodRecordHeader, T), PodStoreError> {
         self.read_at(&self.path(uid))
     }
 
     /// Reads the header of one pod's record.
-    pub(super) fn header(&self, uid: &PodUid) -> Result<Header, StoreError> {
+    pub(super) fn header(&self, uid: &PodUid) -> Result<PodRecordHeader, PodStoreError> {
         let path = self.path(uid);
         let mut line = Vec::new();
         let read = fs::File::open(&path).and_then(|file| {
@@ -435,28 +436,32 @@ impl PodStore {
             file.read_until(b'\n', &mut line)
         });
         match read {
-            Ok(_) => parse_header(&line).map_err(|e| StoreError::Damaged {
+            Ok(_) => parse_header(&line).map_err(|e| PodStoreError::Damaged {
                 path,
                 why: e.to_string(),
             }),
-            Err(source) => Err(StoreError::Io { path, source }),
+            Err(source) => Err(PodStoreError::Io { path, source }),
         }
     }
 
     /// The pod as recorded, with defaults applied. Blocking; read anew each time: specs do not live in memory.
-    pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, StoreError> {
+    pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, PodStoreError> {
         let (_, raw) = self.read(uid)?;
         self.decoded(uid, static_pod::decode(&raw))
     }
 
     /// Reads the pod of a record on the disk lane.
-    pub(crate) async fn load(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, StoreError> {
+    pub(crate) async fn load(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, PodStoreError> {
         let (store, uid) = (self.clone(), uid.clone());
         disk.run(move || store.pod(&uid)).await.map(Rc::new)
     }
 
     /// Reads on the disk lane the pod of the incarnation that begins: its waiting record becomes the pod's record.
-    pub(super) async fn load_next(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, StoreError> {
+    pub(super) async fn load_next(
+        &self,
+        disk: &Lane,
+        uid: &PodUid,
+    ) -> Result<Rc<Pod>, PodStoreError> {
         let (store, uid) = (self.clone(), uid.clone());
         let read = move || store.adopt_next(&uid).and_then(|()| store.pod(&uid));
         disk.run(read).await.map(Rc::new)
@@ -475,13 +480,13 @@ impl PodStore {
     fn read_at<T: serde::de::DeserializeOwned>(
         &self,
         path: &Path,
-    ) -> Result<(Header, T), StoreError> {
-        let damaged = |why: String| StoreError::Damaged {
+    ) -> Result<(PodRecordHeader, T), PodStoreError> {
+        let damaged = |why: String| PodStoreError::Damaged {
             path: path.into(),
             why,
         };
         let text = file::read_start(path, MAX_RECORD_BYTES + 1);
-        let text = text.map_err(|source| StoreError::Io {
+        let text = text.map_err(|source| PodStoreError::Io {
             path: path.into(),
             source,
         })?;
@@ -496,8 +501,8 @@ impl PodStore {
         &self,
         uid: &PodUid,
         decoded: Result<T, impl Display>,
-    ) -> Result<T, StoreError> {
-        decoded.map_err(|why| StoreError::Damaged {
+    ) -> Result<T, PodStoreError> {
+        decoded.map_err(|why| PodStoreError::Damaged {
             path: self.path(uid),
             why: why.to_string(),
         })
@@ -507,14 +512,14 @@ impl PodStore {
     pub(super) fn write_next(
         &self,
         uid: &PodUid,
-        header: &Header,
+        header: &PodRecordHeader,
         object: &serde_json::Value,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), PodStoreError> {
         self.write_as(NEXT, uid, header, object)
     }
 
     /// Makes the object kept by [`PodStore::write_next`] the pod's record. None kept is success.
-    pub(super) fn adopt_next(&self, uid: &PodUid) -> Result<(), StoreError> {
+    pub(super) fn adopt_next(&self, uid: &PodUid) -> Result<(), PodStoreError> {
         let dir = self.dir(uid);
         let waiting = self.waiting.join(uid.as_str());
         let newest = waiting.join(NEXT);
@@ -533,7 +538,7 @@ impl PodStore {
         match rename(&dir.join(NEXT), &dir.join(RECORD)) {
             Ok(()) => self.waits_no_more(RECORD, uid),
             Err(_) if !dir.join(NEXT).exists() => Ok(()),
-            Err(StoreError::Io { path, source }) if is_unwritable(&source) => {
+            Err(PodStoreError::Io { path, source }) if is_unwritable(&source) => {
                 let (header, object) = self.read_at::<serde_json::Value>(&dir.join(NEXT))?;
                 self.wait(RECORD, uid, &header, &object, &path)
             }
@@ -550,7 +555,9 @@ fn names_in(dir: &Path) -> Vec<PodUid> {
 }
 
 /// Header and object of a record, or what is wrong with it.
-fn parse<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<(Header, T), TextError> {
+fn parse<T: serde::de::DeserializeOwned>(
+    text: &[u8],
+) -> Result<(PodRecordHeader, T), JsonTextError> {
     let at = text.iter().position(|&b| b == b'\n').unwrap_or(text.len());
     let header = parse_header(&text[..text.len().min(at.saturating_add(1))])?;
     let object = from_json(&text[at + 1..])?;
@@ -558,13 +565,13 @@ fn parse<T: serde::de::DeserializeOwned>(text: &[u8]) -> Result<(Header, T), Tex
 }
 
 /// The first line, with its end.
-fn parse_header(line: &[u8]) -> Result<Header, TextError> {
+fn parse_header(line: &[u8]) -> Result<PodRecordHeader, JsonTextError> {
     let text = line.strip_suffix(b"\n");
-    let text = text.ok_or_else(|| TextError::Syntax("no header line".into()))?;
-    let header: Header = from_json(text)?;
+    let text = text.ok_or_else(|| JsonTextError::Syntax("no header line".into()))?;
+    let header: PodRecordHeader = from_json(text)?;
     if header.v != RECORD_VERSION {
         let why = format!("version {} is not {RECORD_VERSION}", header.v);
-        return Err(TextError::Value(WrongValue::new("v", why)));
+        return Err(JsonTextError::Value(WrongValue::new("v", why)));
     }
     Ok(header)
 }
@@ -578,7 +585,7 @@ pub(crate) mod fuzz {
         use crate::logic::static_pod;
         let read = parse::<serde_json::Value>(data);
         let pod =
-            read.and_then(|(_, object)| static_pod::decode(&object).map_err(TextError::Value));
+            read.and_then(|(_, object)| static_pod::decode(&object).map_err(JsonTextError::Value));
         pod.map_or_else(|e| e.to_string(), |_| "ok".into())
     }
 }
@@ -594,9 +601,9 @@ fn make_dir(dir: &Path) -> io::Result<()> {
 fn write_in(
     dir: &Path,
     name: &str,
-    header: &Header,
+    header: &PodRecordHeader,
     object: &serde_json::Value,
-) -> Result<(), StoreError> {
+) -> Result<(), PodStoreError> {
     let path = dir.join(name);
     let staged = dir.join(format!(".{name}.new"));
     let attempt = || -> io::Result<()> {
@@ -624,7 +631,7 @@ fn write_in(
     attempt().map_err(|source| {
         // On a full disk the half-written file would keep its blocks.
         let _ = fs::remove_file(&staged);
-        StoreError::Io {
+        PodStoreError::Io {
             path: path.clone(),
             source,
         }
@@ -639,9 +646,9 @@ fn is_unwritable(e: &io::Error) -> bool {
 }
 
 /// Removes a record. None there is success.
-fn remove(path: &Path) -> Result<(), StoreError> {
+fn remove(path: &Path) -> Result<(), PodStoreError> {
     match file::change(path).and_then(|()| fs::remove_file(path)) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(StoreError::Io {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(PodStoreError::Io {
             path: path.into(),
             source,
         }),
@@ -649,9 +656,9 @@ fn remove(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-fn rename(from: &Path, to: &Path) -> Result<(), StoreError> {
+fn rename(from: &Path, to: &Path) -> Result<(), PodStoreError> {
     let renamed = file::change(from).and_then(|()| fs::rename(from, to));
-    renamed.map_err(|source| StoreError::Io {
+    renamed.map_err(|source| PodStoreError::Io {
         path: from.into(),
         source,
     })
@@ -667,9 +674,9 @@ mod tests {
         let root = crate::testing::unused_path("store-next");
         let store = PodStore::new(&root, &root.join("run"), "boot");
         let uid = PodUid::from("abc");
-        let header = Header {
+        let header = PodRecordHeader {
             v: RECORD_VERSION,
-            ..Header::default()
+            ..PodRecordHeader::default()
         };
         let named = |name: &str| serde_json::json!({"metadata": {"name": name}});
         let name = || store.read::<Pod>(&uid).expect("read").1.metadata.name;
@@ -706,9 +713,9 @@ mod tests {
             assert!(mount.is_ok_and(|s| s.success()), "{how}");
         };
         let store = PodStore::new(&disk, &run, "boot");
-        let header = Header {
+        let header = PodRecordHeader {
             v: RECORD_VERSION,
-            ..Header::default()
+            ..PodRecordHeader::default()
         };
         let named = |name: &str| serde_json::json!({"metadata": {"name": name}});
         let name = |uid: &PodUid| store.read::<Pod>(uid).expect("read").1.metadata.name;
@@ -775,11 +782,11 @@ mod tests {
         let root = crate::testing::unused_path("store");
         let store = PodStore::new(&root, &root.join("run"), "boot");
         let uid = PodUid::from("abc");
-        let header = Header {
+        let header = PodRecordHeader {
             v: RECORD_VERSION,
             source: "file".into(),
             digest: 7,
-            ..Header::default()
+            ..PodRecordHeader::default()
         };
         let object = serde_json::json!({"metadata": {"name": "p", "uid": "abc"}, "spec": {"unknownField": 1}});
         store.write(&uid, &header, &object).expect("write");
@@ -804,7 +811,7 @@ mod tests {
         fs::remove_dir_all(&root).expect("clean up");
         assert!(matches!(
             store.read::<Pod>(&uid),
-            Err(StoreError::Io { .. })
+            Err(PodStoreError::Io { .. })
         ));
     }
 }

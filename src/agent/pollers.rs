@@ -7,17 +7,17 @@ use core::time::Duration;
 use smol::channel::{Receiver, Sender};
 
 use super::{
-    asker::Asker,
+    asker::AgentHandle,
     assembly,
     clock::{Clock, in_step},
-    core::Event,
+    core::AgentEvent,
     driver::PodDriver,
-    gc::Garbage,
-    parts::Parts,
-    relister::{Conditions, Relister},
-    tasks::{Task, boxed},
+    gc::GarbageCollector,
+    parts::AgentParts,
+    relister::{Relister, RuntimeConditionReader},
+    tasks::{AgentTask, boxed},
 };
-use crate::api::Mono;
+use crate::api::MonoTime;
 
 /// Time between passes of housekeeping (LOOP-01).
 pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
@@ -26,13 +26,13 @@ pub(super) const CONTAINER_GC_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Makes the tasks that look at the runtime for the loop. `asked`: the loop's requests for relists.
 pub(super) fn tasks(
-    parts: &Parts,
+    parts: &AgentParts,
     driver: Rc<dyn PodDriver>,
-    asked: Receiver<Mono>,
-    events: &Sender<Event>,
-) -> Vec<Task> {
+    asked: Receiver<MonoTime>,
+    events: &Sender<AgentEvent>,
+) -> Vec<AgentTask> {
     let (tools, runtime) = (&parts.tools, &parts.machine.runtime);
-    let conditions = Conditions {
+    let conditions = RuntimeConditionReader {
         runtime: Rc::clone(runtime),
         clock: Rc::clone(&tools.clock),
         complaints: Rc::clone(&tools.complaints),
@@ -47,7 +47,7 @@ pub(super) fn tasks(
         asked,
         events: events.clone(),
     };
-    let garbage = assembly::garbage(parts, Asker::new(events.clone()));
+    let garbage = assembly::garbage(parts, AgentHandle::new(events.clone()));
     vec![
         boxed(conditions.run()),
         boxed(relister.run()),
@@ -57,26 +57,26 @@ pub(super) fn tasks(
 }
 
 /// Tells the loop at an interval that housekeeping is due.
-async fn housekeeping(clock: Rc<dyn Clock>, events: Sender<Event>) {
+async fn housekeeping(clock: Rc<dyn Clock>, events: Sender<AgentEvent>) {
     loop {
         let now = clock.now();
         let next = in_step(now + HOUSEKEEPING_INTERVAL, now);
         clock.until(next).await;
-        if events.send(Event::Housekeeping).await.is_err() {
+        if events.send(AgentEvent::Housekeeping).await.is_err() {
             return;
         }
     }
 }
 
 /// Collects garbage of containers, sandboxes and logs.
-async fn container_gc(garbage: Garbage, events: Sender<Event>) {
+async fn container_gc(garbage: GarbageCollector, events: Sender<AgentEvent>) {
     let clock = Rc::clone(&garbage.clock);
     loop {
         let now = clock.now();
         let next = in_step(now + CONTAINER_GC_INTERVAL, now);
         clock.until(next).await;
         garbage.pass().await;
-        if events.send(Event::Collected).await.is_err() {
+        if events.send(AgentEvent::Collected).await.is_err() {
             return;
         }
     }

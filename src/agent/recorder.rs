@@ -4,20 +4,20 @@
 use alloc::{collections::VecDeque, rc::Rc};
 use core::cell::RefCell;
 
-use super::{clock::Clock, wake::Wake};
+use super::{clock::Clock, wake::WakeFlag};
 use crate::api::event::{self, EventSource, ObjectReference};
-use crate::api::order::Order as _;
-use crate::api::{Container, ObjectMeta, Pod, PodUid, Wall};
-use crate::logic::events::{Occurrence, Subject};
+use crate::api::order::OrderExt as _;
+use crate::api::{Container, ObjectMeta, Pod, PodUid, WallTime};
+use crate::logic::events::{EventOccurrence, InvolvedObject};
 
 /// Events kept; the oldest makes room.
 const EVENTS_KEPT: usize = 256;
 /// Bytes of an event's message, as the API limits it.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// `Normal` or `Warning`.
+/// `Normal` or `VolumeWarning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Severity {
+pub(crate) enum EventSeverity {
     /// Part of a pod's ordinary life.
     Normal,
     /// A matter that a user should look at.
@@ -26,54 +26,54 @@ pub(crate) enum Severity {
 
 /// An event, with repeats folded into `count`. Its texts lie in the ring, one behind the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Event {
+struct KeptEvent {
     /// Lengths of the pod's UID, its `namespace/name`, the field path, reason, message and annotations.
     lengths: [u16; TEXTS],
     /// Severity.
-    severity: Severity,
+    severity: EventSeverity,
     /// Number of times that it was seen in a row.
     count: u32,
     /// Part of that number that was handed over to be sent.
     told: u32,
     /// First time seen.
-    first: Wall,
+    first: WallTime,
     /// Last time seen.
-    last: Wall,
+    last: WallTime,
 }
 
 /// Texts of an event.
 const TEXTS: usize = 6;
 
-impl Event {
+impl KeptEvent {
     fn len(&self) -> usize {
         self.lengths.iter().map(|len| usize::from(*len)).sum()
     }
 }
 
 /// All events of this agent. Whoever has something to tell records it here; local commands read them here, and one task
-/// sends them to the apiserver ([`Recorder::next_untold`]). At most [`EVENTS_KEPT`].
-pub(crate) struct Recorder {
+/// sends them to the apiserver ([`EventRecorder::next_untold`]). At most [`EVENTS_KEPT`].
+pub(crate) struct EventRecorder {
     clock: Rc<dyn Clock>,
     node: String,
-    kept: RefCell<Kept>,
+    kept: RefCell<KeptEvents>,
     /// Wakes who sends.
-    recorded: Wake,
+    recorded: WakeFlag,
 }
 
-impl Recorder {
+impl EventRecorder {
     /// Begins without an event. `node`: name of the node.
     pub(crate) fn new(clock: Rc<dyn Clock>, node: String) -> Self {
         Self {
             clock,
             node,
             kept: RefCell::default(),
-            recorded: Wake::default(),
+            recorded: WakeFlag::default(),
         }
     }
 
     /// Records an event of a pod.
-    pub(crate) fn pod(&self, pod: &Pod, severity: Severity, reason: &str, message: &str) {
-        self.about(About::pod(pod, ""), severity, reason, message);
+    pub(crate) fn pod(&self, pod: &Pod, severity: EventSeverity, reason: &str, message: &str) {
+        self.about(EventSubject::pod(pod, ""), severity, reason, message);
     }
 
     /// Records an event of a container.
@@ -81,7 +81,7 @@ impl Recorder {
         &self,
         pod: &Pod,
         container: &str,
-        severity: Severity,
+        severity: EventSeverity,
         reason: &str,
         message: &str,
     ) {
@@ -94,18 +94,29 @@ impl Recorder {
             "containers"
         };
         let field_path = format!("spec.{field}{{{container}}}");
-        self.about(About::pod(pod, &field_path), severity, reason, message);
+        self.about(
+            EventSubject::pod(pod, &field_path),
+            severity,
+            reason,
+            message,
+        );
     }
 
     /// Records an event of the node, which has no namespace; its name stands for its UID, as in the events of a kubelet.
-    pub(crate) fn node(&self, severity: Severity, reason: &str, message: &str) {
+    pub(crate) fn node(&self, severity: EventSeverity, reason: &str, message: &str) {
         let uid = PodUid::new(self.node.clone());
-        let about = About::whole(&uid, "", &self.node);
+        let about = EventSubject::whole(&uid, "", &self.node);
         self.about(about, severity, reason, message);
     }
 
     /// Records an event of something of which there may be no object at hand.
-    pub(crate) fn about(&self, about: About<'_>, severity: Severity, reason: &str, message: &str) {
+    pub(crate) fn about(
+        &self,
+        about: EventSubject<'_>,
+        severity: EventSeverity,
+        reason: &str,
+        message: &str,
+    ) {
         let now = self.clock.wall();
         self.kept
             .borrow_mut()
@@ -119,7 +130,7 @@ impl Recorder {
     }
 
     /// The oldest event that was not handed over yet, with all its repeats since. What the ring drops before is lost.
-    pub(crate) fn next_untold(&self) -> Option<Occurrence> {
+    pub(crate) fn next_untold(&self) -> Option<EventOccurrence> {
         self.kept.borrow_mut().next_untold()
     }
 
@@ -136,7 +147,7 @@ impl Recorder {
     }
 
     /// The events that were seen last, at most `limit`, oldest first; of pods of one namespace, if one is named.
-    pub(crate) fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<Recorded> {
+    pub(crate) fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<EventRecord> {
         self.kept.borrow().newest(namespace, limit)
     }
 }
@@ -144,8 +155,8 @@ impl Recorder {
 /// The ring of events. Two allocations, whatever the number: events are made in the midst of everything else, and a text
 /// of each on the heap would keep a page of it for as long as the event is kept (measured: 1.5 MiB after 100 pods).
 #[derive(Debug, Default)]
-struct Kept {
-    ring: VecDeque<Event>,
+struct KeptEvents {
+    ring: VecDeque<KeptEvent>,
     /// Texts of all events, oldest first.
     texts: VecDeque<u8>,
     /// Dropped before they were handed over.
@@ -156,7 +167,7 @@ struct Kept {
 
 /// Subject of an event.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct About<'a> {
+pub(crate) struct EventSubject<'a> {
     /// Pod UID.
     pub(crate) uid: &'a PodUid,
     /// Pod namespace; empty for the node.
@@ -169,7 +180,7 @@ pub(crate) struct About<'a> {
     pub(crate) annotations: &'a str,
 }
 
-impl<'a> About<'a> {
+impl<'a> EventSubject<'a> {
     /// A pod of that name as a whole, or the node.
     pub(crate) const fn whole(uid: &'a PodUid, namespace: &'a str, name: &'a str) -> Self {
         Self {
@@ -193,7 +204,7 @@ impl<'a> About<'a> {
     }
 }
 
-impl core::fmt::Display for About<'_> {
+impl core::fmt::Display for EventSubject<'_> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.namespace {
             "" => write!(f, "node={}", self.name),
@@ -202,15 +213,15 @@ impl core::fmt::Display for About<'_> {
     }
 }
 
-impl Kept {
+impl KeptEvents {
     /// Records an event. An event equal to a kept one but for its times only grows that one's count.
     fn record(
         &mut self,
-        about: About<'_>,
-        severity: Severity,
+        about: EventSubject<'_>,
+        severity: EventSeverity,
         reason: &str,
         message: &str,
-        now: Wall,
+        now: WallTime,
     ) {
         let message = cut(message, MAX_MESSAGE_BYTES);
         let pod = format!("{}/{}", about.namespace, about.name);
@@ -245,8 +256,8 @@ impl Kept {
         let place = if about.field_path.is_empty() { "" } else { " " };
         let field_path = about.field_path;
         match severity {
-            Severity::Normal => log::info!("{about}{place}{field_path} {reason}: {message}"),
-            Severity::Warning => log::warn!("{about}{place}{field_path} {reason}: {message}"),
+            EventSeverity::Normal => log::info!("{about}{place}{field_path} {reason}: {message}"),
+            EventSeverity::Warning => log::warn!("{about}{place}{field_path} {reason}: {message}"),
         }
         if self.ring.len() == EVENTS_KEPT
             && let Some(oldest) = self.ring.pop_front()
@@ -255,7 +266,7 @@ impl Kept {
             self.dropped += u64::from(oldest.told < oldest.count);
         }
         self.texts.extend(bytes());
-        self.ring.push_back(Event {
+        self.ring.push_back(KeptEvent {
             lengths,
             severity,
             count: 1,
@@ -266,7 +277,7 @@ impl Kept {
     }
 
     /// The oldest event that was not handed over yet, with all its repeats since. What the ring drops before is lost.
-    fn next_untold(&mut self) -> Option<Occurrence> {
+    fn next_untold(&mut self) -> Option<EventOccurrence> {
         let mut at = 0;
         let index = self.ring.iter().position(|event| {
             let untold = event.told < event.count;
@@ -279,15 +290,15 @@ impl Kept {
         let event = self.ring[index].clone();
         let [uid, pod, field_path, reason, message, annotations] = self.texts_of(&event, at);
         let (namespace, name) = pod.split_once('/').unwrap_or(("", &pod));
-        Some(Occurrence {
-            subject: Subject {
+        Some(EventOccurrence {
+            subject: InvolvedObject {
                 kind: kind_of(namespace),
                 namespace: namespace.into(),
                 name: name.into(),
                 uid: uid.as_str().into(),
                 field_path: field_path.into(),
             },
-            warning: event.severity == Severity::Warning,
+            warning: event.severity == EventSeverity::Warning,
             reason: reason.into(),
             message: message.into(),
             annotations: annotations.into(),
@@ -298,7 +309,7 @@ impl Kept {
     }
 
     /// Texts of the event that begin at this place.
-    fn texts_of(&self, event: &Event, mut at: usize) -> [String; TEXTS] {
+    fn texts_of(&self, event: &KeptEvent, mut at: usize) -> [String; TEXTS] {
         event.lengths.map(|len| {
             let start = at;
             at += usize::from(len);
@@ -308,26 +319,27 @@ impl Kept {
         })
     }
 
-    /// See [`Recorder::newest`]. Of the others nothing is kept while it looks.
-    fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<Recorded> {
-        let is_meant = |e: &Recorded| namespace.is_none_or(|n| e.namespace() == n);
+    /// See [`EventRecorder::newest`]. Of the others nothing is kept while it looks.
+    fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<EventRecord> {
+        let is_meant = |e: &EventRecord| namespace.is_none_or(|n| e.namespace() == n);
         let meant = self.events().filter(is_meant);
-        let mut times: Vec<Wall> = meant.map(|e| e.last).collect();
+        let mut times: Vec<WallTime> = meant.map(|e| e.last).collect();
         times.order();
         let since = times.get(times.len().saturating_sub(limit)).copied();
-        let late = |e: &Recorded| since.is_some_and(|since| e.last >= since);
-        let mut events: Vec<Recorded> = self.events().filter(|e| is_meant(e) && late(e)).collect();
+        let late = |e: &EventRecord| since.is_some_and(|since| e.last >= since);
+        let mut events: Vec<EventRecord> =
+            self.events().filter(|e| is_meant(e) && late(e)).collect();
         events.order_by_key(|e| e.last);
         events.split_off(events.len().saturating_sub(limit))
     }
 
     /// All kept events, oldest first.
-    fn events(&self) -> impl Iterator<Item = Recorded> {
+    fn events(&self) -> impl Iterator<Item = EventRecord> {
         let mut at = 0;
         self.ring.iter().map(move |event| {
             let [uid, pod, field_path, reason, message, annotations] = self.texts_of(event, at);
             at += event.len();
-            Recorded {
+            EventRecord {
                 uid,
                 pod,
                 field_path,
@@ -345,7 +357,7 @@ impl Kept {
 
 /// A kept event, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Recorded {
+pub(crate) struct EventRecord {
     pub(crate) uid: String,
     /// `namespace/name`.
     pub(crate) pod: String,
@@ -354,13 +366,13 @@ pub(crate) struct Recorded {
     pub(crate) message: String,
     /// JSON, or empty.
     pub(crate) annotations: String,
-    pub(crate) severity: Severity,
+    pub(crate) severity: EventSeverity,
     pub(crate) count: u32,
-    pub(crate) first: Wall,
-    pub(crate) last: Wall,
+    pub(crate) first: WallTime,
+    pub(crate) last: WallTime,
 }
 
-impl Recorded {
+impl EventRecord {
     /// Namespace of the pod; empty for the node.
     pub(crate) fn namespace(&self) -> &str {
         self.pod
@@ -390,8 +402,8 @@ impl Recorded {
                 field_path: self.field_path,
             },
             severity: match self.severity {
-                Severity::Normal => "Normal".into(),
-                Severity::Warning => "Warning".into(),
+                EventSeverity::Normal => "Normal".into(),
+                EventSeverity::Warning => "Warning".into(),
             },
             reason: self.reason,
             message: self.message,
@@ -428,17 +440,23 @@ mod tests {
 
     #[test]
     fn the_newest_are_shown() {
-        let mut recorder = Kept::default();
+        let mut recorder = KeptEvents::default();
         let uid = PodUid::from("u");
         let mut record = |namespace, reason, second| {
-            let about = About {
+            let about = EventSubject {
                 uid: &uid,
                 namespace,
                 name: "p",
                 field_path: "",
                 annotations: "",
             };
-            recorder.record(about, Severity::Normal, reason, "", Wall::from_secs(second));
+            recorder.record(
+                about,
+                EventSeverity::Normal,
+                reason,
+                "",
+                WallTime::from_secs(second),
+            );
         };
         record("a", "Old", 1);
         record("a", "Late", 9);
@@ -459,9 +477,9 @@ mod tests {
     #[test]
     fn repeats_are_folded_and_the_ring_is_bounded() {
         // EVT-01
-        let mut recorder = Kept::default();
+        let mut recorder = KeptEvents::default();
         let uid = PodUid::from("u");
-        let about = About {
+        let about = EventSubject {
             uid: &uid,
             namespace: "default",
             name: "p",
@@ -471,10 +489,10 @@ mod tests {
         for n in 0..3 {
             recorder.record(
                 about,
-                Severity::Warning,
+                EventSeverity::Warning,
                 "BackOff",
                 "again",
-                Wall::from_secs(n),
+                WallTime::from_secs(n),
             );
         }
         let first = recorder.events().next().expect("one event");
@@ -505,21 +523,27 @@ mod tests {
                 "source": {"component": "kubelet", "host": "n"},
             })
         );
-        let node = About {
+        let node = EventSubject {
             uid: &PodUid::from("n"),
             namespace: "",
             name: "n",
             field_path: "",
             annotations: "",
         };
-        recorder.record(node, Severity::Normal, "Starting", "", Wall(0));
+        recorder.record(node, EventSeverity::Normal, "Starting", "", WallTime(0));
         let told = recorder.events().last().expect("an event").object("n");
         assert_eq!(told.involved_object.kind, "Node");
         for n in 0..2 * EVENTS_KEPT {
-            recorder.record(about, Severity::Normal, "Pulled", &n.to_string(), Wall(0));
+            recorder.record(
+                about,
+                EventSeverity::Normal,
+                "Pulled",
+                &n.to_string(),
+                WallTime(0),
+            );
         }
         assert_eq!(recorder.events().count(), EVENTS_KEPT);
-        let texts: usize = recorder.ring.iter().map(Event::len).sum();
+        let texts: usize = recorder.ring.iter().map(KeptEvent::len).sum();
         assert_eq!(texts, recorder.texts.len(), "texts go with their events");
     }
 

@@ -5,37 +5,37 @@ use alloc::{collections::BTreeMap, rc::Rc};
 use serde_json::Value;
 
 use super::{
-    asker::Asker,
-    claims::Claims,
+    asker::AgentHandle,
+    claims::PodWorkClaims,
     complaints::Complaints,
-    core::{Agent, ConfigOp, Recorded, Recording},
-    outcome::{self, Recalled},
-    pod_store::{Header, PodStore, RECORD_VERSION, StoreError},
+    core::{Agent, ConfigOp, PodRecording, RecordingResult},
+    outcome::{self, EarlierOutcome},
+    pod_store::{PodRecordHeader, PodStore, PodStoreError, RECORD_VERSION},
 };
 use crate::{
-    api::{Pod, PodUid, Wall, pod::CONFIG_SEEN, received::ReceivedPod, strict},
+    api::{Pod, PodUid, WallTime, pod::CONFIG_SEEN, received::ReceivedPod, strict},
     error::chain,
     logic::{
         digest,
-        mux::{Op, Source},
+        mux::{PodSource, SourceOperation},
     },
     sys::lane::Lane,
 };
 
 /// Writes the records of pods.
-pub(super) struct RecordKeeper {
+pub(super) struct PodRecordWriter {
     pub(super) store: PodStore,
     pub(super) disk: Lane,
-    pub(super) claims: Rc<Claims>,
-    pub(super) asker: Asker,
+    pub(super) claims: Rc<PodWorkClaims>,
+    pub(super) asker: AgentHandle,
     pub(super) complaints: Rc<Complaints>,
 }
 
-impl RecordKeeper {
+impl PodRecordWriter {
     /// Records what changed.
-    pub(super) async fn record(&self, recording: Recording) -> Recorded {
-        let Recording { source, ops, rest } = recording;
-        let mut recorded = Recorded {
+    pub(super) async fn record(&self, recording: PodRecording) -> RecordingResult {
+        let PodRecording { source, ops, rest } = recording;
+        let mut recorded = RecordingResult {
             source,
             told: Vec::with_capacity(ops.len()),
             outcomes: BTreeMap::new(),
@@ -45,7 +45,7 @@ impl RecordKeeper {
         };
         for op in ops {
             let (pods, into): (_, fn(Vec<Pod>) -> ConfigOp) = match op {
-                Op::Remove(uids) => {
+                SourceOperation::Remove(uids) => {
                     let (store, removed) = (self.store.clone(), uids.clone());
                     let forget =
                         move || removed.iter().for_each(|uid| outcome::forget(&store, uid));
@@ -53,9 +53,11 @@ impl RecordKeeper {
                     recorded.told.push(ConfigOp::Remove(uids));
                     continue;
                 }
-                Op::Add(pods) => (pods, ConfigOp::Add),
-                Op::Update(pods) | Op::Delete(pods) => (pods, ConfigOp::Update),
-                Op::Reconcile(pods) => (pods, ConfigOp::Reconcile),
+                SourceOperation::Add(pods) => (pods, ConfigOp::Add),
+                SourceOperation::Update(pods) | SourceOperation::Delete(pods) => {
+                    (pods, ConfigOp::Update)
+                }
+                SourceOperation::Reconcile(pods) => (pods, ConfigOp::Reconcile),
             };
             let pods = self.write_all(pods, &mut recorded).await;
             recorded.told.push(into(pods));
@@ -71,24 +73,28 @@ impl RecordKeeper {
         clippy::vec_box,
         reason = "the mux hands them over so: a received pod is large"
     )]
-    async fn write_all(&self, pods: Vec<Box<ReceivedPod>>, recorded: &mut Recorded) -> Vec<Pod> {
+    async fn write_all(
+        &self,
+        pods: Vec<Box<ReceivedPod>>,
+        recorded: &mut RecordingResult,
+    ) -> Vec<Pod> {
         let source = recorded.source;
         let mut jobs = Vec::with_capacity(pods.len());
         let mut kept = Vec::with_capacity(pods.len());
         for received in pods {
             let ReceivedPod { pod, raw, .. } = *received;
-            let header = Header {
+            let header = PodRecordHeader {
                 v: RECORD_VERSION,
                 source: source.as_str().into(),
                 resource_version: pod.metadata.resource_version.clone(),
                 digest: digest::semantic(&raw),
-                cluster: if source == Source::Api {
+                cluster: if source == PodSource::Api {
                     self.store.cluster().into()
                 } else {
                     String::new()
                 },
             };
-            jobs.push(Job {
+            jobs.push(PodRecordJob {
                 uid: pod.metadata.uid.clone(),
                 header,
                 raw,
@@ -109,7 +115,7 @@ impl RecordKeeper {
         let ending = self.asker.ask(look).await;
         for (job, ends) in jobs.iter_mut().zip(ending) {
             // A uid of the apiserver never comes back: what changes while the pod ends is news of that very pod.
-            job.returns = source != Source::Api && ends;
+            job.returns = source != PodSource::Api && ends;
         }
         let store = self.store.clone();
         let results = self
@@ -181,9 +187,9 @@ impl RecordKeeper {
 }
 
 /// A record to write.
-struct Job {
+struct PodRecordJob {
     uid: PodUid,
-    header: Header,
+    header: PodRecordHeader,
     raw: Value,
     /// Set if the pod is on its way out and comes back under its own UID: the stop still needs the old object.
     returns: bool,
@@ -191,17 +197,20 @@ struct Job {
 
 /// Writes a record. Returns the pod's outcome if it has one: if it has ended, that is the status it has from now on. Beside
 /// it, the start of a static pod.
-fn write(store: &PodStore, job: &mut Job) -> Result<(Option<Recalled>, Option<Wall>), StoreError> {
-    let Job {
+fn write(
+    store: &PodStore,
+    job: &mut PodRecordJob,
+) -> Result<(Option<EarlierOutcome>, Option<WallTime>), PodStoreError> {
+    let PodRecordJob {
         uid, header, raw, ..
     } = job;
     let outcome = outcome::recall(store, uid, header);
-    let start = match header.source == Source::Api.as_str() {
+    let start = match header.source == PodSource::Api.as_str() {
         true => None,
         false => keep_age(raw, before(store, uid, header).filter(|_| !job.returns)),
     };
-    if header.source != Source::Api.as_str()
-        && let Some(Recalled::Ended(status)) = &outcome
+    if header.source != PodSource::Api.as_str()
+        && let Some(EarlierOutcome::Ended(status)) = &outcome
         && let Ok(status) = strict::to_value(status)
     {
         raw["status"] = status;
@@ -215,22 +224,22 @@ fn write(store: &PodStore, job: &mut Job) -> Result<(Option<Recalled>, Option<Wa
 }
 
 /// Time at which an agent before this one first saw the static pod, by its record.
-fn before(store: &PodStore, uid: &PodUid, header: &Header) -> Option<String> {
+fn before(store: &PodStore, uid: &PodUid, header: &PodRecordHeader) -> Option<String> {
     let (old, raw) = store.read::<Value>(uid).ok()?;
     let seen = raw["metadata"]["annotations"][CONFIG_SEEN].as_str()?;
     (old.source == header.source).then(|| seen.to_owned())
 }
 
 /// A static pod is as old as the first agent that saw it says (STAT-33): nobody else remembers. Returns its start.
-fn keep_age(raw: &mut Value, before: Option<String>) -> Option<Wall> {
+fn keep_age(raw: &mut Value, before: Option<String>) -> Option<WallTime> {
     let seen = &mut raw["metadata"]["annotations"][CONFIG_SEEN];
-    let now = Wall::parse(seen.as_str()?)?;
+    let now = WallTime::parse(seen.as_str()?)?;
     // A clock that was ahead is no age.
-    let is_age = |before: &String| Wall::parse(before).is_some_and(|before| before <= now);
+    let is_age = |before: &String| WallTime::parse(before).is_some_and(|before| before <= now);
     if let Some(before) = before.filter(is_age) {
         *seen = before.into();
     }
-    let start = Wall::parse(seen.as_str()?)?.truncated();
+    let start = WallTime::parse(seen.as_str()?)?.truncated();
     if !raw["status"].is_object() {
         raw["status"] = Value::Object(serde_json::Map::new());
     }
@@ -240,12 +249,12 @@ fn keep_age(raw: &mut Value, before: Option<String>) -> Option<Wall> {
 
 /// Brings the status in the record of a pod of the apiserver up to date with what that shows after a write of ours: the
 /// next agent begins with it. Blocking; no record is success.
-fn refresh(store: &PodStore, uid: &PodUid, shown: &Value) -> Result<(), StoreError> {
+fn refresh(store: &PodStore, uid: &PodUid, shown: &Value) -> Result<(), PodStoreError> {
     let Ok((mut header, mut raw)) = store.read::<Value>(uid) else {
         return Ok(());
     };
     let version = &shown["metadata"]["resourceVersion"];
-    if header.source != Source::Api.as_str() || raw["status"] == shown["status"] {
+    if header.source != PodSource::Api.as_str() || raw["status"] == shown["status"] {
         return Ok(());
     }
     header.resource_version = version.as_str().unwrap_or("").into();
@@ -274,7 +283,7 @@ mod tests {
             let kept = keep_age(&mut raw, before.map(str::to_owned));
             assert_eq!(raw["metadata"]["annotations"][CONFIG_SEEN], seen);
             assert_eq!(raw["status"]["startTime"], start);
-            assert_eq!(kept, Wall::parse(start));
+            assert_eq!(kept, WallTime::parse(start));
         }
     }
 }

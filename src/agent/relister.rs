@@ -11,11 +11,11 @@ use smol::{
 use super::{
     clock::{Clock, in_step},
     complaints::Complaints,
-    core::{Event, Inspection, Listing},
+    core::{AgentEvent, RuntimeInspection, RuntimeListing},
     driver::PodDriver,
     vitals::WorkCounters,
 };
-use crate::{api::Mono, logic::runtime_cache::NoStatus, runtime::RuntimeService};
+use crate::{api::MonoTime, logic::runtime_cache::RuntimeStatusError, runtime::RuntimeService};
 
 /// Time between the end of a relist and the next one (PLEG-01).
 const RELIST_INTERVAL: Duration = Duration::from_secs(1);
@@ -33,8 +33,8 @@ pub(super) struct Relister {
     /// The runtime's doorbell is heard.
     pub(super) doorbells: bool,
     /// Requests for relists; each says the earliest instant at which the relist must begin.
-    pub(super) asked: Receiver<Mono>,
-    pub(super) events: Sender<Event>,
+    pub(super) asked: Receiver<MonoTime>,
+    pub(super) events: Sender<AgentEvent>,
 }
 
 impl Relister {
@@ -46,16 +46,16 @@ impl Relister {
             let tick = async {
                 let due = in_step(ended + RELIST_INTERVAL, ended);
                 self.clock.until(due).await;
-                Mono(0)
+                MonoTime(0)
             };
             let ring = async {
                 if !self.doorbells {
                     core::future::pending::<()>().await;
                 }
                 self.driver.doorbell().await;
-                Mono(0)
+                MonoTime(0)
             };
-            let ask = async { self.asked.recv().await.unwrap_or(Mono(0)) };
+            let ask = async { self.asked.recv().await.unwrap_or(MonoTime(0)) };
             let mut after = tick.or(ring).or(ask).await;
             // A doorbell goes on ringing and a question stays in its channel: neither is lost by waiting here.
             let gap = ended + RELIST_MIN_GAP;
@@ -75,9 +75,9 @@ impl Relister {
     }
 
     /// Runs one relist; `None` if the loop is gone. `last`: begin of the last successful one.
-    async fn relist(&self, last: &mut Option<Mono>) -> Option<()> {
+    async fn relist(&self, last: &mut Option<MonoTime>) -> Option<()> {
         // 0 is the time of what was never listed.
-        let (begun, wall) = (self.clock.now().max(Mono(1)), self.clock.wall());
+        let (begun, wall) = (self.clock.now().max(MonoTime(1)), self.clock.wall());
         let pods = match self.driver.list().await {
             Ok(pods) => pods,
             Err(e) => {
@@ -87,24 +87,30 @@ impl Relister {
             }
         };
         let (inspect, differing) = smol::channel::bounded(1);
-        let listing = Listing {
+        let listing = RuntimeListing {
             begun,
             pods,
             inspect,
         };
-        self.events.send(Event::Listed(listing)).await.ok()?;
+        self.events.send(AgentEvent::Listed(listing)).await.ok()?;
         if let Ok(uids) = differing.recv().await {
             let mut statuses = Vec::with_capacity(uids.len());
             for uid in uids {
                 let status = self.driver.status(&uid).await;
-                statuses.push((uid, status.map_err(|e| NoStatus(e.to_string().into()))));
+                statuses.push((
+                    uid,
+                    status.map_err(|e| RuntimeStatusError(e.to_string().into())),
+                ));
             }
-            let inspection = Inspection {
+            let inspection = RuntimeInspection {
                 begun,
                 wall,
                 statuses,
             };
-            self.events.send(Event::Inspected(inspection)).await.ok()?;
+            self.events
+                .send(AgentEvent::Inspected(inspection))
+                .await
+                .ok()?;
         }
         let (took, gap) = (self.clock.now() - begun, last.map(|last| begun - last));
         self.counters.count(|c| c.relisted(took, gap, wall));
@@ -114,20 +120,20 @@ impl Relister {
 }
 
 /// Reads the runtime's conditions.
-pub(super) struct Conditions {
+pub(super) struct RuntimeConditionReader {
     pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
-    pub(super) events: Sender<Event>,
+    pub(super) events: Sender<AgentEvent>,
 }
 
-impl Conditions {
+impl RuntimeConditionReader {
     /// Until the loop is gone.
     pub(super) async fn run(self) {
         loop {
             match self.runtime.status().await {
                 Ok(status) => {
-                    let read = Event::Conditions(Box::new(status));
+                    let read = AgentEvent::Conditions(Box::new(status));
                     if self.events.send(read).await.is_err() {
                         return;
                     }

@@ -3,16 +3,16 @@
 use alloc::collections::BTreeMap;
 use core::cell::RefCell;
 
-use crate::api::{Mono, PodUid};
+use crate::api::{MonoTime, PodUid};
 
 /// Instants at which removed pods were first shown so. At most as many as the last list of pods had, and those that
 /// were asked for since.
 #[derive(Debug, Default)]
-pub(super) struct Removed(RefCell<BTreeMap<PodUid, Mono>>);
+pub(super) struct RemovedPods(RefCell<BTreeMap<PodUid, MonoTime>>);
 
-impl Removed {
+impl RemovedPods {
     /// Instant at which the pod was first shown without a manifest; now, if it never was.
-    pub(super) fn since(&self, uid: &PodUid, now: Mono) -> Mono {
+    pub(super) fn since(&self, uid: &PodUid, now: MonoTime) -> MonoTime {
         *self.0.borrow_mut().entry(uid.clone()).or_insert(now)
     }
 
@@ -36,8 +36,8 @@ mod tests {
     #[test]
     fn the_first_time_counts() {
         // UPD-07
-        let at = |s: u64| Mono::default() + Duration::from_secs(s);
-        let removed = Removed::default();
+        let at = |s: u64| MonoTime::default() + Duration::from_secs(s);
+        let removed = RemovedPods::default();
         let (a, b) = (PodUid::from("a"), PodUid::from("b"));
         assert_eq!(removed.since(&a, at(5)), at(5));
         assert_eq!(removed.since(&b, at(6)), at(6));

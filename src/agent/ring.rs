@@ -1,7 +1,7 @@
 //! The latest inputs and outputs of the loop: a ring in memory, bounded in bytes, that `picolet debug dump` prints and
 //! the simulator replays.
 //!
-//! A dump is text, one JSON object a line. The first is the [`Header`]; each other one is a [`Line`]: the time in
+//! A dump is text, one JSON object a line. The first is the [`LoopHistoryHeader`]; each other one is a [`RecordedLine`]: the time in
 //! milliseconds since the machine was switched on, and either an input (`in`) or an output (`out`).
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //! {"t":1395,"in":{"done":{"pod":"0a1b","outcome":"done","untilMs":null}}}
 //! ```
 //!
-//! A dump tells every change of the facts by which the loop decides, by each [`Event`](super::core::Event) that can
+//! A dump tells every change of the facts by which the loop decides, by each [`KeptEvent`](super::core::Event) that can
 //! bring one:
 //!
 //! ```text
@@ -24,7 +24,7 @@
 //! the runtime  {"in":{"pleg":{…}}}
 //!              {"in":{"listed":{"afterMs":190000}}}                    the first list, or one after they failed for long
 //!              {"in":{"conditions":{"runtime":true,"network":false}}}
-//! calls        {"in":{"step":{"pod":"0a1b","step":"begun","phase":"Pending","reason":"network"}}}  see [`Stepped`]
+//! calls        {"in":{"step":{"pod":"0a1b","step":"begun","phase":"Pending","reason":"network"}}}  see [`RecordedStep`]
 //!              {"in":{"step":{"pod":"0a1b","step":"restarts","container":"c","untilMs":9000}}}
 //!              {"in":{"done":{…}}}
 //! probes       {"in":{"probed":{"pod":"0a1b","id":"picolet://0a1b-c-0","kind":"readiness","result":"failure"}}}
@@ -53,10 +53,12 @@ use alloc::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-pub(super) use line::{Heard, Line, Made, Seen, Stepped, cut};
+pub(super) use line::{
+    RecordedEffect, RecordedEvent, RecordedLine, RecordedPod, RecordedStep, cut,
+};
 
-use crate::api::{Mono, Wall};
-use crate::logic::digest::Fnv;
+use crate::api::{MonoTime, WallTime};
+use crate::logic::digest::FnvHasher;
 
 /// Version of the dump's form. Version 1 had no steps, probes and answers of the apiserver; its lines have the same
 /// form in version 2.
@@ -67,7 +69,7 @@ pub(super) const RING_BYTES: usize = 48 * 1024;
 /// First line of a dump.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Header {
+pub(super) struct LoopHistoryHeader {
     /// [`VERSION`].
     pub(super) v: u32,
     /// Version of the program.
@@ -84,18 +86,18 @@ pub(super) struct Header {
 
 /// The ring. One allocation that grows to [`RING_BYTES`] and no further.
 #[derive(Debug, Default)]
-pub(super) struct Ring {
+pub(super) struct LoopHistory {
     /// Whole lines, each with its newline.
     lines: VecDeque<u8>,
     lost: u64,
     /// Digest of the lines that were lost.
-    state: Fnv,
+    state: FnvHasher,
 }
 
-impl Ring {
+impl LoopHistory {
     /// Adds an input of the loop.
-    pub(super) fn heard(&mut self, now: Mono, heard: Heard) {
-        self.push(&Line {
+    pub(super) fn heard(&mut self, now: MonoTime, heard: RecordedEvent) {
+        self.push(&RecordedLine {
             t: now.0,
             heard: Some(heard),
             done: None,
@@ -103,15 +105,15 @@ impl Ring {
     }
 
     /// Adds an output of the loop.
-    pub(super) fn made(&mut self, now: Mono, done: Made) {
-        self.push(&Line {
+    pub(super) fn made(&mut self, now: MonoTime, done: RecordedEffect) {
+        self.push(&RecordedLine {
             t: now.0,
             heard: None,
             done: Some(done),
         });
     }
 
-    fn push(&mut self, line: &Line) {
+    fn push(&mut self, line: &RecordedLine) {
         // A line consists of numbers and texts, so it can always be serialized.
         let Ok(mut text) = serde_json::to_vec(line) else {
             return;
@@ -136,8 +138,8 @@ impl Ring {
     }
 
     /// Writes the whole dump.
-    pub(super) fn dump(&self, now: Mono, wall: Wall) -> String {
-        let header = Header {
+    pub(super) fn dump(&self, now: MonoTime, wall: WallTime) -> String {
+        let header = LoopHistoryHeader {
             v: VERSION,
             picolet: crate::VERSION.into(),
             now_ms: now.0,
@@ -157,14 +159,16 @@ impl Ring {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::logic::{pod_worker::Outcome, work_queue::Retry};
+    use crate::logic::{pod_worker::CallOutcome, work_queue::RetryCause};
 
     /// Reads a dump.
     ///
     /// Errors: the number, from 1, of the line that cannot be read.
-    pub(in crate::agent) fn parse(dump: &str) -> Result<(Header, Vec<Line>), usize> {
+    pub(in crate::agent) fn parse(
+        dump: &str,
+    ) -> Result<(LoopHistoryHeader, Vec<RecordedLine>), usize> {
         let mut lines = dump.lines();
-        let header: Header =
+        let header: LoopHistoryHeader =
             serde_json::from_str(lines.next().unwrap_or("")).map_err(|_| 1usize)?;
         if !(1..=VERSION).contains(&header.v) {
             return Err(1);
@@ -174,8 +178,8 @@ pub(super) mod tests {
         Ok((header, lines))
     }
 
-    fn pleg(n: u64) -> Heard {
-        Heard::Pleg {
+    fn pleg(n: u64) -> RecordedEvent {
+        RecordedEvent::Pleg {
             pod: format!("pod-{n}"),
             kind: "ContainerDied".into(),
             id: "\"ä\\\n".into(),
@@ -184,23 +188,26 @@ pub(super) mod tests {
 
     #[test]
     fn a_dump_is_read_back() {
-        let mut ring = Ring::default();
-        let empty = ring.dump(Mono(1), Wall(0));
-        ring.heard(Mono(5), pleg(1));
-        ring.heard(Mono(6), Heard::Objects);
+        let mut ring = LoopHistory::default();
+        let empty = ring.dump(MonoTime(1), WallTime(0));
+        ring.heard(MonoTime(5), pleg(1));
+        ring.heard(MonoTime(6), RecordedEvent::Objects);
         ring.heard(
-            Mono(7),
-            Heard::done("p", Outcome::Failed(Retry::BackOff(Mono(99)))),
+            MonoTime(7),
+            RecordedEvent::done("p", CallOutcome::Failed(RetryCause::BackOff(MonoTime(99)))),
         );
-        ring.made(Mono(8), Made::Relist { pod: "p".into() });
-        ring.heard(Mono(9), Heard::Stop { all: true });
-        let dump = ring.dump(Mono(10), Wall(0));
+        ring.made(MonoTime(8), RecordedEffect::Relist { pod: "p".into() });
+        ring.heard(MonoTime(9), RecordedEvent::Stop { all: true });
+        let dump = ring.dump(MonoTime(10), WallTime(0));
         let (header, lines) = parse(&dump).expect("dump");
         assert_eq!((header.v, header.lost, header.now_ms), (VERSION, 0, 10));
         assert_eq!(header.state, parse(&empty).expect("empty").0.state);
         assert_eq!(lines.len(), 5);
         assert_eq!(lines[0].heard, Some(pleg(1)));
-        assert_eq!(lines[3].done, Some(Made::Relist { pod: "p".into() }));
+        assert_eq!(
+            lines[3].done,
+            Some(RecordedEffect::Relist { pod: "p".into() })
+        );
         assert!(dump.contains(r#"{"t":6,"in":"objects"}"#), "{dump}");
         assert!(
             dump.contains(r#"{"t":7,"in":{"done":{"pod":"p","outcome":"backOff","untilMs":99}}}"#),
@@ -228,7 +235,7 @@ pub(super) mod tests {
             r#"{"t":1,"in":{"shown":{"pod":"0a1b","version":"812","phase":"Running"}}}"#,
             r#"{"t":1,"in":{"resync":["0a1b"]}}"#,
         ] {
-            let line: Line = serde_json::from_str(text).expect(text);
+            let line: RecordedLine = serde_json::from_str(text).expect(text);
             assert_eq!(serde_json::to_string(&line).expect("a form"), text);
         }
     }
@@ -240,7 +247,7 @@ pub(super) mod tests {
             "spec": {"containers": [{"env": [{"name": "A", "value": "hidden"}]}]},
             "status": {"phase": "Running", "message": "hidden"},
         });
-        let told = serde_json::to_string(&Heard::shown("u", &object)).expect("a form");
+        let told = serde_json::to_string(&RecordedEvent::shown("u", &object)).expect("a form");
         assert_eq!(
             told,
             r#"{"shown":{"pod":"u","version":"7","phase":"Running"}}"#
@@ -249,22 +256,22 @@ pub(super) mod tests {
 
     #[test]
     fn bounded_and_loses_whole_lines_only() {
-        let mut ring = Ring::default();
+        let mut ring = LoopHistory::default();
         for n in 0..5000 {
-            ring.heard(Mono(n), pleg(n));
+            ring.heard(MonoTime(n), pleg(n));
             assert!(ring.lines.len() <= RING_BYTES && ring.lines.capacity() <= RING_BYTES);
         }
-        let dump = ring.dump(Mono(5000), Wall(0));
+        let dump = ring.dump(MonoTime(5000), WallTime(0));
         let (header, lines) = parse(&dump).expect("dump");
         assert_eq!(header.lost + u64::try_from(lines.len()).expect("few"), 5000);
         assert_eq!(lines.first().map(|l| l.t), Some(header.lost));
         assert_eq!(lines.last().map(|l| l.t), Some(4999));
         // The digest is that of the lines that were lost.
-        let mut other = Ring::default();
-        let mut digest = Fnv::default();
+        let mut other = LoopHistory::default();
+        let mut digest = FnvHasher::default();
         for n in 0..header.lost {
             other.lines.clear();
-            other.heard(Mono(n), pleg(n));
+            other.heard(MonoTime(n), pleg(n));
             digest.write(other.lines.make_contiguous());
         }
         assert_eq!(header.state, format!("{:032x}", digest.finish()));

@@ -19,46 +19,49 @@ use smol::LocalExecutor;
 
 use super::{
     admission,
-    asker::Asker,
+    asker::AgentHandle,
     assembly,
     backend::{self, LocalBackend},
-    backends::{self, Opened},
+    backends::{self, RuntimeBackend},
     backoff_store,
     clock::{Clock, SystemClock},
-    cluster::{self, JoinError},
+    cluster::{self, NodeJoinError},
     cluster_views,
-    core::{Agent, Command, Event},
+    core::{Agent, AgentCommand, AgentEvent},
     event_loop,
-    eviction::gauge::{MachineGauge, Places},
+    eviction::gauge::{GaugePaths, MachineGauge},
     executor,
-    images::{self, ImageCommands, ImageDirectory, ImageGarbage, Stock, Supply, UnusedImages},
+    images::{
+        self, ImageCommands, ImageDropInWatcher, ImageGarbageCollector, ImageStock,
+        NodeImageHelpers, UnusedImageRequests,
+    },
     kernel_log, kernel_settings,
     link_limits::LinkLimits,
     link_policy::{LinkPolicy as _, LinkTools},
     neighbours,
-    node::{self, Node},
-    parts::{Given, Parts},
+    node::{self, LocalNode},
+    parts::{AgentParts, AssemblyInputs},
     pollers,
-    recorder::Severity,
-    removed::Removed,
+    recorder::EventSeverity,
+    removed::RemovedPods,
     serving,
-    start_error::{Exit, StartError, fatal, lane, usage},
+    start_error::{AgentExitCode, AgentStartError, fatal, lane, usage},
     tasks::boxed,
     vitals::LoopWatch,
 };
 use crate::{
     api::cri::CgroupDriver,
-    cgroup::{Cgroups, SYSTEMD_SOCKET, Slices, Version},
-    config::{self, Config},
+    cgroup::{CgroupVersion, Cgroups, SYSTEMD_SOCKET, Slices},
+    config::{self, AgentConfig},
     error::chain,
-    image::pull::Gate,
+    image::pull::FetchGate,
     kube::join::staged::{self, StageError},
     logic::{node_resources, pod_writes},
     net::ProxyVariables,
     probe::Prober,
     runtime::runc,
-    server::{Listener, backend::Backend},
-    sys::{self, lock, memory, namespaces, notify::Notify, proc},
+    server::{LocalListener, backend::ServerBackend},
+    sys::{self, lock, memory, namespaces, notify::ServiceNotifier, proc},
     volume::Volumes,
 };
 
@@ -66,13 +69,13 @@ use crate::{
 const LAST_TURNS: usize = 8;
 
 /// Makes the error of a mistake that the operator has to mend.
-fn wrong(error: &dyn Error) -> StartError {
+fn wrong(error: &dyn Error) -> AgentStartError {
     usage(chain(error))
 }
 
 /// Environment that a service manager gives its service. Source: sd_notify(3), sd_watchdog_enabled(3).
 #[derive(Clone, Debug, Default)]
-pub struct Manager {
+pub struct ServiceManagerEnv {
     /// `NOTIFY_SOCKET`.
     pub socket: Option<OsString>,
     /// `WATCHDOG_USEC`.
@@ -86,9 +89,9 @@ pub struct Manager {
 /// Shortest watchdog interval that can be served (SHUT-08).
 const MIN_WATCHDOG: Duration = Duration::from_secs(1);
 
-impl Manager {
+impl ServiceManagerEnv {
     /// Interval in which the manager wants to hear from the agent, if at all.
-    fn watchdog(&self) -> Result<Option<Duration>, StartError> {
+    fn watchdog(&self) -> Result<Option<Duration>, AgentStartError> {
         let number = |word: &Option<OsString>| -> Option<u64> {
             word.as_ref().and_then(|w| w.to_str())?.parse().ok()
         };
@@ -112,7 +115,7 @@ impl Manager {
 
 /// By which name the agent was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CalledAs {
+pub enum ProgramName {
     /// `picolet run`.
     Picolet,
     /// `kubelet`: by a unit, or somebody, who knows no other one (KADM-02).
@@ -122,7 +125,7 @@ pub enum CalledAs {
 /// `picolet run`, or the same as `kubelet`.
 #[must_use]
 #[inline(never)]
-pub fn main(words: Vec<OsString>, name: CalledAs, manager: Manager) -> ExitCode {
+pub fn main(words: Vec<OsString>, name: ProgramName, manager: ServiceManagerEnv) -> ExitCode {
     memory::start_over_without_thread_caches();
     memory::use_one_arena();
     match start(words, name, manager) {
@@ -131,17 +134,21 @@ pub fn main(words: Vec<OsString>, name: CalledAs, manager: Manager) -> ExitCode 
             // Nobody may be there to read it.
             let _ = writeln!(io::stderr(), "picolet: {}", e.message);
             match name {
-                CalledAs::Picolet => e.exit.into(),
+                ProgramName::Picolet => e.exit.into(),
                 // A kubelet has no other code.
-                CalledAs::Kubelet => Exit::Failed.into(),
+                ProgramName::Kubelet => AgentExitCode::Failed.into(),
             }
         }
     }
 }
 
-fn start(words: Vec<OsString>, name: CalledAs, manager: Manager) -> Result<Exit, StartError> {
+fn start(
+    words: Vec<OsString>,
+    name: ProgramName,
+    manager: ServiceManagerEnv,
+) -> Result<AgentExitCode, AgentStartError> {
     let Some(loaded) = configure(words, name)? else {
-        return Ok(Exit::Done);
+        return Ok(AgentExitCode::Done);
     };
     start_logging(loaded.config.verbosity);
     for warning in &loaded.warnings {
@@ -165,7 +172,7 @@ fn start(words: Vec<OsString>, name: CalledAs, manager: Manager) -> Result<Exit,
     let signals = take_signals().map_err(|e| fatal(format!("cannot take signals: {e}")))?;
     let proxies = manager.proxies;
     let notify = manager.socket.and_then(|address| {
-        Notify::connect(&address)
+        ServiceNotifier::connect(&address)
             .map_err(|e| log::warn!("cannot reach the service manager: {e}"))
             .ok()
     });
@@ -182,7 +189,7 @@ fn start(words: Vec<OsString>, name: CalledAs, manager: Manager) -> Result<Exit,
     )))
 }
 
-fn finish_join(file: &Path, cfg: &Config, drop_ins: Option<&Path>) -> Result<(), StageError> {
+fn finish_join(file: &Path, cfg: &AgentConfig, drop_ins: Option<&Path>) -> Result<(), StageError> {
     let alone = staged::lock(file);
     let drop_ins = drop_ins.filter(|_| alone.is_ok());
     staged::finish_left(file, &staged::places(cfg), drop_ins).map(drop)
@@ -190,12 +197,12 @@ fn finish_join(file: &Path, cfg: &Config, drop_ins: Option<&Path>) -> Result<(),
 
 pub(super) fn configure(
     words: Vec<OsString>,
-    name: CalledAs,
-) -> Result<Option<config::Loaded>, StartError> {
+    name: ProgramName,
+) -> Result<Option<config::LoadedConfig>, AgentStartError> {
     let cwd = std::env::current_dir()
         .map_err(|e| fatal(format!("cannot read the working directory: {e}")))?;
     let mut flags = config::flags::parse(words, &cwd).map_err(|e| wrong(&e))?;
-    let is_kubelet = name == CalledAs::Kubelet;
+    let is_kubelet = name == ProgramName::Kubelet;
     let shown = match (flags.help, flags.version, is_kubelet) {
         (false, false, _) => None,
         // The only line that kubeadm takes (KADM-01).
@@ -215,7 +222,7 @@ pub(super) fn configure(
     flags.as_kubelet = is_kubelet;
     let hostname =
         nix::unistd::gethostname().map_err(|e| fatal(format!("cannot read the host name: {e}")))?;
-    let host = config::Host {
+    let host = config::HostIdentity {
         hostname: hostname.to_string_lossy().into_owned(),
     };
     config::load(flags, &host).map(Some).map_err(|e| wrong(&e))
@@ -239,7 +246,7 @@ pub(super) fn start_logging(verbosity: u8) {
 }
 
 /// Checks what must hold before anything is made.
-pub(super) fn check_ground() -> Result<(), StartError> {
+pub(super) fn check_ground() -> Result<(), AgentStartError> {
     if !nix::unistd::geteuid().is_root() {
         return Err(fatal(
             "must run as root: it makes namespaces, mounts and cgroups",
@@ -263,7 +270,7 @@ pub(super) fn check_ground() -> Result<(), StartError> {
 }
 
 /// Checks `failSwapOn`.
-fn check_swap(cfg: &Config) -> Result<(), StartError> {
+fn check_swap(cfg: &AgentConfig) -> Result<(), AgentStartError> {
     // The head and one line are enough.
     let mut buffer = [0; 4096];
     let swaps = proc::read_small("/proc/swaps", &mut buffer).unwrap_or_default();
@@ -271,7 +278,7 @@ fn check_swap(cfg: &Config) -> Result<(), StartError> {
 }
 
 /// Refuses to start with swap, if that is asked for. `swaps`: a head, and a line for each, as proc_swaps(5) has them.
-fn refuse_swap(swaps: &str, is_asked: bool) -> Result<(), StartError> {
+fn refuse_swap(swaps: &str, is_asked: bool) -> Result<(), AgentStartError> {
     match swaps.lines().nth(1).filter(|_| is_asked) {
         None => Ok(()),
         Some(first) => Err(fatal(format!(
@@ -282,7 +289,7 @@ fn refuse_swap(swaps: &str, is_asked: bool) -> Result<(), StartError> {
 }
 
 /// Limits groups of the operator's to what is reserved for them (CG-13): they have to be there.
-fn limit_reserved(cfg: &Config, cgroups: &Cgroups) -> Result<(), StartError> {
+fn limit_reserved(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentStartError> {
     for group in &cfg.cgroup.reserved_groups {
         let (field, path) = (group.field, &group.path);
         if !cgroups.exists(path) {
@@ -302,7 +309,7 @@ fn limit_reserved(cfg: &Config, cgroups: &Cgroups) -> Result<(), StartError> {
 }
 
 /// Checks `picolet.podWriteLimit`.
-fn check_write_limit(cfg: &Config, cgroups: &Cgroups) -> Result<(), StartError> {
+fn check_write_limit(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentStartError> {
     let can = || executor::limited_disk(cgroups, &cfg.dirs.root).is_some();
     if cfg.cgroup.pod_write_limit.is_none() || can() {
         return Ok(());
@@ -313,7 +320,7 @@ fn check_write_limit(cfg: &Config, cgroups: &Cgroups) -> Result<(), StartError> 
     )))
 }
 
-fn make_dirs(cfg: &Config) -> Result<(), StartError> {
+fn make_dirs(cfg: &AgentConfig) -> Result<(), AgentStartError> {
     let dirs = &cfg.dirs;
     let make = |path: &Path, mode: u32| {
         fs::DirBuilder::new()
@@ -330,7 +337,7 @@ fn make_dirs(cfg: &Config) -> Result<(), StartError> {
 }
 
 /// Locks the root and the run directory, one agent each; held for the agent's life.
-pub(super) fn lock_dirs(cfg: &Config) -> Result<[fs::File; 2], StartError> {
+pub(super) fn lock_dirs(cfg: &AgentConfig) -> Result<[fs::File; 2], AgentStartError> {
     let take = |dir: &Path| {
         let path = dir.join("picolet.lock");
         match lock::try_lock_patiently(&path) {
@@ -366,26 +373,26 @@ fn take_signals() -> nix::Result<SignalFd> {
 }
 
 async fn serve(
-    cfg: Config,
+    cfg: AgentConfig,
     executor: Rc<LocalExecutor<'static>>,
     signals: SignalFd,
     proxies: ProxyVariables,
-    manager: Option<(Rc<Notify>, Option<Duration>)>,
-) -> Result<Exit, StartError> {
+    manager: Option<(Rc<ServiceNotifier>, Option<Duration>)>,
+) -> Result<AgentExitCode, AgentStartError> {
     let (sender, events) = smol::channel::bounded(event_loop::EVENT_QUEUE);
     let (relist, relist_asked) = smol::channel::bounded(1);
-    let asker = Asker::new(sender.clone());
+    let asker = AgentHandle::new(sender.clone());
     let (unused_images, images_asked) = smol::channel::bounded(1);
     let (parts, stock) = Box::pin(assemble(cfg, proxies.clone(), &executor, unused_images)).await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
-    let listener = Listener::bind(&parts.cfg.dirs.socket).map_err(|e| {
+    let listener = LocalListener::bind(&parts.cfg.dirs.socket).map_err(|e| {
         fatal(format!(
             "cannot listen at {}: {e}",
             parts.cfg.dirs.socket.display()
         ))
     })?;
     let (commands, asked) = smol::channel::bounded(4);
-    let backend: Rc<dyn Backend> = Rc::new(LocalBackend {
+    let backend: Rc<dyn ServerBackend> = Rc::new(LocalBackend {
         agent: asker.clone(),
         recorder: Rc::clone(&parts.tools.recorder),
         node: Rc::clone(&parts.owners.node),
@@ -401,10 +408,10 @@ async fn serve(
         },
         evictor: assembly::evictor(&parts, Rc::new(assembly::garbage(&parts, asker.clone()))),
         heap: parts.tools.heap.clone(),
-        removed: Removed::default(),
+        removed: RemovedPods::default(),
         complaints: Rc::clone(&parts.tools.complaints),
         commands,
-        settings: backend::Settings {
+        settings: backend::LocalBackendSettings {
             document: parts.cfg.document.clone(),
             run_dir: parts.cfg.dirs.run.clone(),
             streaming_idle: parts.cfg.times.streaming_idle,
@@ -445,8 +452,8 @@ async fn serve(
     assembly::start_parts(&parts, &proxies, served.network, &executor)
         .into_iter()
         .for_each(spawn);
-    if let Stock::Own(store) = &stock {
-        let directory = ImageDirectory {
+    if let ImageStock::Own(store) = &stock {
+        let directory = ImageDropInWatcher {
             images: Rc::clone(&parts.owners.images),
             store: store.clone(),
             path: parts.cfg.dirs.image_drop_in.clone(),
@@ -454,17 +461,17 @@ async fn serve(
         };
         let arrived = sender.clone();
         spawn(boxed(directory.run(async move || {
-            arrived.send(Event::ImagesArrived).await.is_ok()
+            arrived.send(AgentEvent::ImagesArrived).await.is_ok()
         })));
     }
-    let garbage = ImageGarbage::new(
+    let garbage = ImageGarbageCollector::new(
         &parts.cfg.images,
         Rc::clone(&parts.owners.images),
         stock,
         Rc::clone(&parts.machine.runtime),
         Box::new({
             let recorder = Rc::clone(&parts.tools.recorder);
-            move |reason, message| recorder.node(Severity::Warning, reason, message)
+            move |reason, message| recorder.node(EventSeverity::Warning, reason, message)
         }),
     );
     spawn(boxed(garbage.run(images_asked)));
@@ -488,7 +495,7 @@ async fn serve(
     spawn(boxed(forward_commands(asked, sender.clone())));
     spawn(boxed(wait_for_signal(signals, sender.clone())));
     let notify = manager.as_ref().map(|(notify, _)| &**notify);
-    tell(notify, Notify::ready);
+    tell(notify, ServiceNotifier::ready);
     if let Some((notify, Some(interval))) = &manager {
         spawn(boxed(watchdog(
             Rc::clone(&parts.tools.clock),
@@ -508,7 +515,7 @@ async fn serve(
         resolver.and_then(|it| executor::resolver_warning(it, &network.cluster_domain))
     {
         let recorder = &parts.tools.recorder;
-        recorder.node(Severity::Warning, "CheckLimitsForResolvConf", &why);
+        recorder.node(EventSeverity::Warning, "CheckLimitsForResolvConf", &why);
     }
     spawn(boxed(kernel_log::watch(Rc::clone(&parts.tools.recorder))));
     cluster_views::tasks(&parts, &executor, &sender)
@@ -528,7 +535,7 @@ async fn serve(
         .for_each(spawn);
     let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);
     event_loop::run(agent, hands, parts.tools.loop_watch.clone(), events).await;
-    tell(notify, Notify::stopping);
+    tell(notify, ServiceNotifier::stopping);
     for part in &parts.owners.parts {
         part.stop().await;
     }
@@ -545,10 +552,10 @@ async fn serve(
         return Err(fatal(why));
     }
     log::info!("picolet ends; pods go on");
-    Ok(Exit::Done)
+    Ok(AgentExitCode::Done)
 }
 
-fn tell(notify: Option<&Notify>, what: fn(&Notify) -> io::Result<()>) {
+fn tell(notify: Option<&ServiceNotifier>, what: fn(&ServiceNotifier) -> io::Result<()>) {
     if let Some(Err(e)) = notify.map(what) {
         log::warn!("cannot notify the service manager: {e}");
     }
@@ -562,7 +569,7 @@ const NOTIFY_RETRY: Duration = Duration::from_secs(1);
 async fn watchdog(
     clock: Rc<dyn Clock>,
     loop_watch: LoopWatch,
-    notify: Rc<Notify>,
+    notify: Rc<ServiceNotifier>,
     interval: Duration,
 ) {
     loop {
@@ -570,7 +577,7 @@ async fn watchdog(
         if loop_watch.is_healthy(clock.now()) {
             if notify.watchdog().is_err() {
                 clock.until(clock.now() + NOTIFY_RETRY).await;
-                tell(Some(&notify), Notify::watchdog);
+                tell(Some(&notify), ServiceNotifier::watchdog);
             }
         } else {
             log::error!("the loop does not move: the service manager is not told otherwise");
@@ -581,13 +588,13 @@ async fn watchdog(
 
 /// Makes what the agent is put together from.
 async fn assemble(
-    mut cfg: Config,
+    mut cfg: AgentConfig,
     proxies: ProxyVariables,
     executor: &Rc<LocalExecutor<'static>>,
-    unused_images: UnusedImages,
-) -> Result<(Parts, Stock), StartError> {
+    unused_images: UnusedImageRequests,
+) -> Result<(AgentParts, ImageStock), AgentStartError> {
     let mut cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
-    if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != Version::V2 {
+    if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != CgroupVersion::V2 {
         return Err(fatal(
             "this machine uses cgroup v1 and failCgroupV1 is true: boot with cgroup v2, or set it to false",
         ));
@@ -608,8 +615,8 @@ async fn assemble(
     }
     neighbours::check_backend(&cfg, &cgroups).map_err(|e| fatal(e.to_string()))?;
     let joined = cluster::join(&cfg, proxies.clone()).map_err(|e| match e {
-        JoinError::Usage(why) => usage(why),
-        JoinError::Failed(why) => fatal(why),
+        NodeJoinError::Usage(why) => usage(why),
+        NodeJoinError::Failed(why) => fatal(why),
     })?;
     let clock = SystemClock::new().map_err(|e| fatal(format!("timer: {e}")))?;
     executor.spawn(boxed(clock.clone().drive())).detach();
@@ -628,14 +635,14 @@ async fn assemble(
     };
     let link = LinkLimits::open(&cfg.link, tools);
     let budget = link.as_ref().and_then(|link| link.pull_budget());
-    pulls.gate = budget.map(|budget| budget as Arc<dyn Gate>);
-    let tools = backends::Tools {
+    pulls.gate = budget.map(|budget| budget as Arc<dyn FetchGate>);
+    let tools = backends::BackendTools {
         executor,
         disk: disk.clone(),
         cgroups: cgroups.clone(),
         host,
     };
-    let Opened {
+    let RuntimeBackend {
         runtime,
         keyring,
         stock,
@@ -663,7 +670,7 @@ async fn assemble(
     let admission = admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities());
     let admission = admission.map_err(|e| wrong(&e))?;
     let kubepods = cfg.cgroup.tree.kubepods();
-    let places = Places::new(
+    let places = GaugePaths::new(
         &cfg.dirs.root,
         images,
         layers,
@@ -677,16 +684,16 @@ async fn assemble(
         clock: shared,
         places: Arc::new(places),
     };
-    let parts = Parts::new(Given {
+    let parts = AgentParts::new(AssemblyInputs {
         link,
         gauge: Rc::new(gauge),
-        node: Rc::new(Node::new(facts, node::addresses, context, admission)),
+        node: Rc::new(LocalNode::new(facts, node::addresses, context, admission)),
         clock: Box::new(clock),
         joined,
         wire: Rc::new(Prober::default()),
         runtime,
         external,
-        images: Supply {
+        images: NodeImageHelpers {
             keyring,
             unused: Some(unused_images),
         },
@@ -700,11 +707,11 @@ async fn assemble(
 }
 
 /// Groups of pods are slices from now on.
-fn by_systemd(cgroups: Cgroups) -> Result<Cgroups, StartError> {
+fn by_systemd(cgroups: Cgroups) -> Result<Cgroups, AgentStartError> {
     const HINT: &str = "set SystemdCgroup = false (containerd), or cgroup_manager = \"cgroupfs\" and \
                         conmon_cgroup = \"pod\" (CRI-O), and cgroupDriver: cgroupfs";
     let slices = Slices::at(SYSTEMD_SOCKET, lane("systemd")?);
-    if cgroups.version() != Version::V2 {
+    if cgroups.version() != CgroupVersion::V2 {
         return Err(fatal(format!(
             "cgroup driver systemd: this machine uses cgroup v1: boot with cgroup v2, or {HINT}"
         )));
@@ -718,17 +725,17 @@ fn by_systemd(cgroups: Cgroups) -> Result<Cgroups, StartError> {
 }
 
 async fn forward_commands(
-    asked: smol::channel::Receiver<Command>,
-    events: smol::channel::Sender<Event>,
+    asked: smol::channel::Receiver<AgentCommand>,
+    events: smol::channel::Sender<AgentEvent>,
 ) {
     while let Ok(command) = asked.recv().await {
-        if events.send(Event::Command(command)).await.is_err() {
+        if events.send(AgentEvent::Command(command)).await.is_err() {
             return;
         }
     }
 }
 
-async fn wait_for_signal(signals: SignalFd, events: smol::channel::Sender<Event>) {
+async fn wait_for_signal(signals: SignalFd, events: smol::channel::Sender<AgentEvent>) {
     let Ok(signals) = async_io::Async::new_nonblocking(signals) else {
         return;
     };
@@ -738,7 +745,7 @@ async fn wait_for_signal(signals: SignalFd, events: smol::channel::Sender<Event>
         }
         if let Ok(Some(signal)) = signals.get_ref().read_signal() {
             log::info!("signal {} received", signal.ssi_signo);
-            let _ = events.send(Event::Terminate).await;
+            let _ = events.send(AgentEvent::Terminate).await;
             return;
         }
     }

@@ -6,7 +6,7 @@ use crate::sys::lane::Lane;
 
 /// Exit code of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Exit {
+pub(super) enum AgentExitCode {
     /// Asked to.
     Done = 0,
     /// The agent could not go on.
@@ -15,8 +15,8 @@ pub(super) enum Exit {
     Usage = 2,
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
+impl From<AgentExitCode> for ExitCode {
+    fn from(exit: AgentExitCode) -> Self {
         Self::from(exit as u8)
     }
 }
@@ -24,28 +24,28 @@ impl From<Exit> for ExitCode {
 /// Reason why the agent cannot start: one line for the operator, with the fix where there is one.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub(super) struct StartError {
+pub(super) struct AgentStartError {
     pub(super) message: String,
-    pub(super) exit: Exit,
+    pub(super) exit: AgentExitCode,
 }
 
 /// Makes the error of an agent that cannot go on.
-pub(super) fn fatal(message: impl Into<String>) -> StartError {
-    StartError {
+pub(super) fn fatal(message: impl Into<String>) -> AgentStartError {
+    AgentStartError {
         message: message.into(),
-        exit: Exit::Failed,
+        exit: AgentExitCode::Failed,
     }
 }
 
 /// The command line or the configuration is wrong.
-pub(super) fn usage(message: impl Into<String>) -> StartError {
-    StartError {
+pub(super) fn usage(message: impl Into<String>) -> AgentStartError {
+    AgentStartError {
         message: message.into(),
-        exit: Exit::Usage,
+        exit: AgentExitCode::Usage,
     }
 }
 
 /// A thread for what blocks.
-pub(super) fn lane(name: &str) -> Result<Lane, StartError> {
+pub(super) fn lane(name: &str) -> Result<Lane, AgentStartError> {
     Lane::start(name).map_err(|e| fatal(format!("cannot start a thread: {e}")))
 }

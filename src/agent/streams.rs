@@ -5,8 +5,10 @@ use core::time::Duration;
 use super::backend::LocalBackend;
 use crate::api::cri::{ContainerState, ExecOutput, SandboxState};
 use crate::api::{ContainerId, Pod, SandboxId};
-use crate::runtime::{AttachOptions, Call, Connect, ExecOptions, Start, Stream};
-use crate::server::backend::{PodName, Reply, Running, Streaming};
+use crate::runtime::{
+    AttachOptions, ExecOptions, PortConnector, RuntimeCall, SessionStart, StreamRoute,
+};
+use crate::server::backend::{BackendReply, PodName, RunningContainer, StreamingBackend};
 use crate::server::http::Refusal;
 use crate::server::streaming::OTHER_UID;
 
@@ -21,9 +23,13 @@ impl LocalBackend {
     }
 }
 
-impl Streaming for LocalBackend {
+impl StreamingBackend for LocalBackend {
     // SRV-17
-    fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running> {
+    fn running<'a>(
+        &'a self,
+        pod: PodName<'a>,
+        container: &'a str,
+    ) -> BackendReply<'a, RunningContainer> {
         Box::pin(async move {
             let pod = self.named(pod).await?;
             let missing =
@@ -39,7 +45,7 @@ impl Streaming for LocalBackend {
                 .find(|c| c.state == ContainerState::Running)
                 .ok_or_else(|| missing(&name))?;
             let spec = pod.spec.all_containers().find(|c| c.name == name);
-            Ok(Running {
+            Ok(RunningContainer {
                 id: running.id.clone(),
                 tty: spec.is_some_and(|c| c.tty),
                 stdin_once: spec.is_some_and(|c| c.stdin_once),
@@ -47,7 +53,7 @@ impl Streaming for LocalBackend {
         })
     }
 
-    fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> Reply<'a, SandboxId> {
+    fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> BackendReply<'a, SandboxId> {
         Box::pin(async move {
             let found = self.named(pod).await?;
             let runtime = self.runtime_status(&found).await?;
@@ -66,7 +72,7 @@ impl Streaming for LocalBackend {
         &'a self,
         id: &'a ContainerId,
         options: &'a ExecOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         self.runtime.exec(id, options)
     }
 
@@ -75,7 +81,7 @@ impl Streaming for LocalBackend {
         id: &'a ContainerId,
         command: &'a [String],
         limit: usize,
-    ) -> Call<'a, ExecOutput> {
+    ) -> RuntimeCall<'a, ExecOutput> {
         self.runtime.exec_sync(id, command, None, limit)
     }
 
@@ -83,7 +89,7 @@ impl Streaming for LocalBackend {
         &'a self,
         id: &'a ContainerId,
         options: AttachOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         self.runtime.attach(id, options)
     }
 
@@ -91,7 +97,7 @@ impl Streaming for LocalBackend {
         &'a self,
         id: &'a SandboxId,
         ports: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>> {
         self.runtime.port_forward(id, ports)
     }
 

@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{clock::Clock, record::BootRecord};
 use crate::{
-    api::{Mono, Wall},
-    logic::clock_history::{ClockHistory, Seen},
+    api::{MonoTime, WallTime},
+    logic::clock_history::{ClockHistory, ClockObservation},
 };
 
 /// The history: far less than so many bytes.
@@ -27,13 +27,13 @@ const RECORD: BootRecord = BootRecord {
 };
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Stored {
+pub(crate) struct ClockHistoryFile {
     #[serde(skip)]
     boot_id: String,
     history: ClockHistory,
 }
 
-impl Stored {
+impl ClockHistoryFile {
     /// Writes it down. Failing costs dates that stay wrong if the agent ends before the clock is right, so it is only told.
     /// Blocking.
     pub(crate) fn save(&self, run: &Path) {
@@ -43,11 +43,11 @@ impl Stored {
     }
 }
 
-/// Shared flag: the wall clock was right once in this boot. [`Times`] sets it; threads may read it.
+/// Shared flag: the wall clock was right once in this boot. [`DateCorrector`] sets it; threads may read it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Certainty(Arc<AtomicBool>);
+pub(crate) struct ClockCertainty(Arc<AtomicBool>);
 
-impl Certainty {
+impl ClockCertainty {
     /// Returns true if it was.
     pub(crate) fn is_certain(&self) -> bool {
         self.0.load(Ordering::Relaxed)
@@ -55,14 +55,14 @@ impl Certainty {
 }
 
 /// See the module. The loop looks at the clocks; everybody asks.
-pub(crate) struct Times {
+pub(crate) struct DateCorrector {
     clock: Rc<dyn Clock>,
     boot_id: String,
     history: RefCell<ClockHistory>,
-    certainty: Certainty,
+    certainty: ClockCertainty,
 }
 
-impl Times {
+impl DateCorrector {
     /// With what earlier agents of this boot stored in the run dir. What cannot be read is told and forgotten. Blocking.
     ///
     /// - `certainty`: is told when the clock is right for the first time.
@@ -70,9 +70,9 @@ impl Times {
         clock: Rc<dyn Clock>,
         run: &Path,
         boot_id: &str,
-        certainty: Certainty,
+        certainty: ClockCertainty,
     ) -> Self {
-        let stored: Option<Stored> = RECORD.recall(run, boot_id);
+        let stored: Option<ClockHistoryFile> = RECORD.recall(run, boot_id);
         let times = Self {
             clock,
             boot_id: boot_id.to_owned(),
@@ -84,7 +84,7 @@ impl Times {
     }
 
     /// Looks at both clocks.
-    pub(crate) fn look(&self, now: Mono) -> Seen {
+    pub(crate) fn look(&self, now: MonoTime) -> ClockObservation {
         let clock = &*self.clock;
         let mut history = self.history.borrow_mut();
         let seen = history.look(now, clock.wall(), || clock.is_right());
@@ -99,8 +99,8 @@ impl Times {
     }
 
     /// Record for the agents after this one.
-    pub(crate) fn stored(&self) -> Stored {
-        Stored {
+    pub(crate) fn stored(&self) -> ClockHistoryFile {
+        ClockHistoryFile {
             boot_id: self.boot_id.clone(),
             history: self.history.borrow().clone(),
         }
@@ -117,17 +117,17 @@ impl Times {
     }
 
     /// Corrects a date of a clock that was wrong.
-    pub(crate) fn believed(&self, at: Wall) -> Wall {
+    pub(crate) fn believed(&self, at: WallTime) -> WallTime {
         self.with(|history| history.believed(at, self.clock.now()))
     }
 
     /// Converts `at` to the time since boot.
-    pub(crate) fn moment(&self, at: Wall) -> Mono {
+    pub(crate) fn moment(&self, at: WallTime) -> MonoTime {
         self.with(|history| history.moment(at, self.clock.now(), self.clock.wall()))
     }
 
     /// Time since `at`.
-    pub(crate) fn since(&self, at: Wall) -> Duration {
+    pub(crate) fn since(&self, at: WallTime) -> Duration {
         self.with(|history| history.since(at, self.clock.now(), self.clock.wall()))
     }
 }

@@ -4,21 +4,21 @@ use core::pin::Pin;
 
 use serde::{Deserialize, Serialize};
 
-use super::outcome::Recalled;
+use super::outcome::EarlierOutcome;
 use crate::{
     api::{
         PodUid,
-        received::{Delivered, ReceivedPod},
+        received::{ReceivedPod, SnapshotEntry},
     },
-    logic::{mirror::FullName, status_writer::Word},
+    logic::{mirror::PodFullName, status_writer::WriteAnswer},
 };
 
 /// A boxed future of the loop's thread.
-pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+pub(super) type LoopFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// Facts of a configured pod.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Configured {
+pub(super) struct ConfiguredPod {
     /// Set if the pod is from a source other than the apiserver.
     pub(super) is_static: bool,
     /// Set if the pod's object shows a terminal phase.
@@ -29,7 +29,7 @@ pub(super) struct Configured {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StaticPod<'a> {
     pub(super) uid: &'a PodUid,
-    pub(super) name: &'a FullName,
+    pub(super) name: &'a PodFullName,
     /// Hash of the pod; empty if it has none.
     pub(super) hash: &'a str,
     /// Set if the pod's end was asked for.
@@ -42,7 +42,7 @@ pub(crate) struct LoopEnded;
 
 /// Pods that were handed to the agent and not taken.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct DeliveryResult {
     /// Pods that the source named as unchanged and that are not known: they are to be read anew.
     pub(super) unknown: Vec<PodUid>,
     /// Pods that were left out because they could not be recorded.
@@ -50,16 +50,16 @@ pub(crate) struct Taken {
 }
 
 /// News of the API's pods. They are compared with the known pods of all sources, recorded on disk, and acted upon.
-pub(super) enum Change {
+pub(super) enum ApiPodChange {
     /// A pod was read.
     Read(Box<ReceivedPod>),
     /// A pod is gone.
     Gone(PodUid),
     /// All pods that there are.
-    All(Vec<Delivered>),
+    All(Vec<SnapshotEntry>),
     /// A pod is on disk, with its outcome of a boot ago. If another pod still has its name, it is left out and counts
     /// as unrecorded.
-    OnDisk(Box<ReceivedPod>, Option<Box<Recalled>>),
+    OnDisk(Box<ReceivedPod>, Option<Box<EarlierOutcome>>),
     /// All pods on disk were told.
     AllOnDisk,
 }
@@ -76,15 +76,15 @@ pub(super) enum ApiAnswer {
     /// at the apiserver.
     Write {
         pod: PodUid,
-        what: PodWrite,
-        word: Word,
+        what: PodWriteKind,
+        word: WriteAnswer,
     },
 }
 
 /// Kind of a write of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum PodWrite {
+pub(super) enum PodWriteKind {
     Status,
     Deletion,
 }

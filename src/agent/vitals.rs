@@ -8,22 +8,22 @@ use core::{
 };
 
 use crate::{
-    api::Mono,
-    logic::{loop_health::LoopHealth, metrics::own::Counters},
+    api::MonoTime,
+    logic::{loop_health::LoopHealth, metrics::own::AgentCounters},
 };
 
 /// Counters of the agent's own work, for its figures.
 #[derive(Clone, Default)]
-pub(crate) struct WorkCounters(Rc<RefCell<Counters>>);
+pub(crate) struct WorkCounters(Rc<RefCell<AgentCounters>>);
 
 impl WorkCounters {
     /// Counts something.
-    pub(crate) fn count(&self, count: impl FnOnce(&mut Counters)) {
+    pub(crate) fn count(&self, count: impl FnOnce(&mut AgentCounters)) {
         count(&mut self.0.borrow_mut());
     }
 
     /// Hands the counts to `look`, which must count nothing.
-    pub(super) fn with<T>(&self, look: impl FnOnce(&Counters) -> T) -> T {
+    pub(super) fn with<T>(&self, look: impl FnOnce(&AgentCounters) -> T) -> T {
         look(&self.0.borrow())
     }
 }
@@ -46,14 +46,14 @@ impl LoopWatch {
     }
 
     /// The loop moves.
-    pub(super) fn moved(&self, now: Mono) {
+    pub(super) fn moved(&self, now: MonoTime) {
         let mut health = self.health.get();
         health.beat(now);
         self.health.set(health);
     }
 
     /// Returns true if the loop turned lately.
-    pub(super) fn is_healthy(&self, now: Mono) -> bool {
+    pub(super) fn is_healthy(&self, now: MonoTime) -> bool {
         self.health.get().is_healthy(self.sync, now)
     }
 }

@@ -6,12 +6,12 @@ use super::waker_set::WakerSet;
 
 /// See the module's words.
 #[derive(Debug, Default)]
-pub(crate) struct Wake {
+pub(crate) struct WakeFlag {
     is_set: Cell<bool>,
     waiters: WakerSet,
 }
 
-impl Wake {
+impl WakeFlag {
     /// There is something to look at.
     pub(crate) fn wake(&self) {
         self.is_set.set(true);

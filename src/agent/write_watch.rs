@@ -8,15 +8,15 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    asker::Asker,
+    asker::AgentHandle,
     clock::{Clock, in_step},
     executor::PodCgroups,
     record::BootRecord,
-    recorder::{About, Recorder, Severity},
+    recorder::{EventRecorder, EventSeverity, EventSubject},
 };
 use crate::{
     cgroup::Cgroups,
-    logic::pod_writes::{self, WRITES_MUCH, Writers},
+    logic::pod_writes::{self, PodWriters, WRITES_MUCH},
     sys::{lane::Lane, proc},
 };
 
@@ -31,8 +31,8 @@ const RECORD: BootRecord = BootRecord {
 };
 
 #[derive(Serialize, Deserialize)]
-struct Stored {
-    writers: Writers,
+struct DiskWritersFile {
+    writers: PodWriters,
 }
 
 /// See the module.
@@ -41,8 +41,8 @@ pub(super) struct WriteWatch {
     pub(super) pod_cgroups: PodCgroups,
     pub(super) disk: Lane,
     pub(super) clock: Rc<dyn Clock>,
-    pub(super) recorder: Rc<Recorder>,
-    pub(super) asker: Asker,
+    pub(super) recorder: Rc<EventRecorder>,
+    pub(super) asker: AgentHandle,
     pub(super) run_dir: PathBuf,
     pub(super) boot_id: String,
     /// Name and number of the disk.
@@ -61,14 +61,14 @@ impl WriteWatch {
         }
     }
 
-    async fn restore(&self) -> Writers {
+    async fn restore(&self) -> PodWriters {
         let (run, boot_id) = (self.run_dir.clone(), self.boot_id.clone());
         let stored = self.disk.run(move || RECORD.recall(&run, &boot_id));
-        let stored: Option<Stored> = stored.await;
-        stored.map_or_else(Writers::default, |stored| stored.writers)
+        let stored: Option<DiskWritersFile> = stored.await;
+        stored.map_or_else(PodWriters::default, |stored| stored.writers)
     }
 
-    async fn look(&self, mut writers: Writers) -> Writers {
+    async fn look(&self, mut writers: PodWriters) -> PodWriters {
         let groups = self.pod_cgroups.list().await;
         let (cgroups, run) = (Arc::clone(&self.cgroups), self.run_dir.clone());
         let (number, boot_id) = (self.on.1.clone(), self.boot_id.clone());
@@ -81,7 +81,7 @@ impl WriteWatch {
             let (much, is_new) = proc::uptime_s()
                 .map(|up| writers.look(up, &seen))
                 .unwrap_or_default();
-            let stored = Stored { writers };
+            let stored = DiskWritersFile { writers };
             if is_new && let Err(e) = RECORD.write(&run, &boot_id, &stored) {
                 log::warn!("cannot store what pods have written: {e}");
             }
@@ -94,10 +94,10 @@ impl WriteWatch {
             let Some((namespace, name)) = named.await else {
                 continue;
             };
-            let about = About::whole(&uid, &namespace, &name);
+            let about = EventSubject::whole(&uid, &namespace, &name);
             let message = pod_writes::writes_much(&self.on.0);
             self.recorder
-                .about(about, Severity::Warning, WRITES_MUCH, &message);
+                .about(about, EventSeverity::Warning, WRITES_MUCH, &message);
         }
         writers
     }

@@ -8,26 +8,26 @@ use alloc::{boxed::Box, string::String, vec::Vec};
 use serde_json::Value;
 
 use crate::{
-    oci::{Device, Hook, Mount},
+    oci::{Hook, Mount, OciDevice},
     strict::WrongValue,
 };
 
 /// The wanted part of a CDI file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct File {
+pub struct CdiFile {
     /// Path of the file.
     pub path: String,
     /// The number of its directory: of two files that have a device, that of the later one counts.
     pub dir: usize,
     /// Edits for each of its devices.
-    pub common: Edits,
+    pub common: CdiEdits,
     /// Qualified names (`vendor/class=name`) of devices that are wanted, and what is done for each. In the file's order.
-    pub devices: Vec<(String, Edits)>,
+    pub devices: Vec<(String, CdiEdits)>,
 }
 
 /// Edits of a container's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Edits {
+pub struct CdiEdits {
     /// The file that says so.
     pub file: String,
     /// `NAME=value`.
@@ -48,23 +48,23 @@ pub struct Edits {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceNode {
     /// As it is written: the type may be empty, and the numbers 0.
-    pub device: Device,
+    pub device: OciDevice,
     /// Absolute path on the machine.
     pub host_path: String,
     /// Letters of `rwm`, in this order; none: it cannot be used.
     pub access: String,
     /// The node that was found on the machine.
-    pub seen: NodeSeen,
+    pub seen: HostNodeLookup,
 }
 
 /// A device node as found on the machine; links are not followed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum NodeSeen {
+pub enum HostNodeLookup {
     /// The path was not looked at.
     #[default]
     Not,
     /// A block device, a character device or a FIFO. Its path is not set.
-    Node(Device),
+    Node(OciDevice),
     /// No node that could be given, and why.
     Wrong(String),
 }
@@ -72,4 +72,4 @@ pub enum NodeSeen {
 /// Reads one file: what it says of devices of these names, and of none else.
 ///
 /// - Errors: the first thing that is wrong with the file, whatever it concerns. All of it is void then.
-pub type ReadFn = fn(Value, &[String]) -> Result<File, WrongValue>;
+pub type ReadCdiFileFn = fn(Value, &[String]) -> Result<CdiFile, WrongValue>;

@@ -18,7 +18,7 @@ pub struct CertificateSigningRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct CsrStatus {
-    /// `Approved`, `Denied`, `Failed`.
+    /// `Approved`, `DashboardDenial`, `Failed`.
     pub conditions: Vec<CsrCondition>,
     /// PEM in base64; empty until it is issued.
     pub certificate: String,

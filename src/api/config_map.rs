@@ -8,16 +8,16 @@ use super::ObjectMeta;
 
 /// Bytes that are base64 text on the wire.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bytes(pub Vec<u8>);
+pub struct Base64Bytes(pub Vec<u8>);
 
-impl Serialize for Bytes {
+impl Serialize for Base64Bytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use base64::Engine as _;
         serializer.serialize_str(&base64::engine::general_purpose::STANDARD.encode(&self.0))
     }
 }
 
-impl<'de> Deserialize<'de> for Bytes {
+impl<'de> Deserialize<'de> for Base64Bytes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         use base64::Engine as _;
         let mut text = String::deserialize(deserializer)?;
@@ -41,7 +41,7 @@ pub struct ConfigMap {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub data: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub binary_data: BTreeMap<String, Bytes>,
+    pub binary_data: BTreeMap<String, Base64Bytes>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub immutable: Option<bool>,
 }
@@ -55,7 +55,7 @@ pub struct ConfigMap {
 )]
 pub struct Secret {
     pub metadata: ObjectMeta,
-    pub data: BTreeMap<String, Bytes>,
+    pub data: BTreeMap<String, Base64Bytes>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub string_data: BTreeMap<String, String>,
     #[serde(rename = "type", skip_serializing_if = "String::is_empty")]

@@ -8,9 +8,9 @@ use core::{fmt, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::device::Major;
-use super::order::Order as _;
-use super::{ContainerId, PodUid, SandboxId, Wall};
+use super::device::DeviceMajor;
+use super::order::OrderExt as _;
+use super::{ContainerId, PodUid, SandboxId, WallTime};
 
 /// Label: pod name.
 pub const LABEL_POD_NAME: &str = "io.kubernetes.pod.name";
@@ -26,7 +26,7 @@ pub const ANNOTATION_HASH: &str = "io.kubernetes.container.hash";
 pub const ANNOTATION_RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 /// Annotation: where the container sees its termination log.
 pub const ANNOTATION_TERMINATION_PATH: &str = "io.kubernetes.container.terminationMessagePath";
-/// Annotation: `File` or `FallbackToLogsOnError`.
+/// Annotation: `CdiFile` or `FallbackToLogsOnError`.
 pub const ANNOTATION_TERMINATION_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 /// Annotation: grace period of the pod, seconds.
 pub const ANNOTATION_POD_GRACE: &str = "io.kubernetes.pod.terminationGracePeriod";
@@ -55,11 +55,11 @@ pub enum NamespaceMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NamespaceOptions {
-    /// `Pod` or `Node`.
+    /// `Pod` or `HostDeviceNode`.
     pub network: NamespaceMode,
-    /// `Pod` or `Node`.
+    /// `Pod` or `HostDeviceNode`.
     pub ipc: NamespaceMode,
-    /// `Pod`, `Container`, `Node` or `Target`.
+    /// `Pod`, `Container`, `HostDeviceNode` or `Target`.
     pub pid: NamespaceMode,
 }
 
@@ -210,7 +210,7 @@ pub struct SandboxStatus {
     /// State.
     pub state: SandboxState,
     /// Creation time.
-    pub created_at: Wall,
+    pub created_at: WallTime,
     /// Pod IPs, primary first; empty for host network.
     pub ips: Vec<IpAddr>,
     /// Namespace modes.
@@ -222,7 +222,7 @@ pub struct SandboxStatus {
 
 /// Mount propagation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Propagation {
+pub enum MountPropagation {
     /// `None` in the API.
     #[default]
     Private,
@@ -235,7 +235,7 @@ pub enum Propagation {
 /// An image as a mount names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ImageSpec {
+pub struct MountedImage {
     /// Reference that lookup or pull returned (an image id).
     pub image: String,
     /// The user's own string.
@@ -245,7 +245,7 @@ pub struct ImageSpec {
 /// A mount into a container: of a path of the host, or of an image's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Mount {
+pub struct ContainerMount {
     /// Absolute path on the host; empty for an image.
     pub host_path: String,
     /// Absolute path in the container.
@@ -255,10 +255,10 @@ pub struct Mount {
     /// Read-only including submounts.
     pub recursive_read_only: bool,
     /// Propagation.
-    pub propagation: Propagation,
+    pub propagation: MountPropagation,
     /// The image whose files are mounted, always read-only.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub image: Option<ImageSpec>,
+    pub image: Option<MountedImage>,
     /// Directory in the image, relative; empty for all of it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub image_sub_path: String,
@@ -267,7 +267,7 @@ pub struct Mount {
 /// A device node for a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Device {
+pub struct ContainerDeviceNode {
     /// Absolute path on the host; links lead to the node.
     pub host_path: String,
     /// Absolute path in the container.
@@ -297,7 +297,7 @@ pub struct LiveDevices {
     /// Letters of `rwm`.
     pub permissions: String,
     /// Kinds of the nodes: it can use those in the directory, and no others.
-    pub majors: Vec<Major>,
+    pub majors: Vec<DeviceMajor>,
     /// Group of the nodes, instead of the process's.
     pub gid: Option<u32>,
 }
@@ -372,7 +372,7 @@ pub struct LinuxSecurity {
     pub username: String,
     /// Supplementary groups.
     pub supplemental_groups: Vec<i64>,
-    /// Policy `Strict`: groups of the image's group file are not added.
+    /// Policy `StrictDeserializer`: groups of the image's group file are not added.
     pub strict_supplemental_groups: bool,
     /// Read-only root file system.
     pub readonly_rootfs: bool,
@@ -409,10 +409,10 @@ pub struct ContainerConfig {
     /// Environment, in order, without duplicates.
     pub env: Vec<(String, String)>,
     /// Mounts, in order.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<ContainerMount>,
     /// Device nodes, no two of one path in the container.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub devices: Vec<Device>,
+    pub devices: Vec<ContainerDeviceNode>,
     /// Names of CDI devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cdi_devices: Vec<String>,
@@ -478,11 +478,11 @@ pub struct ContainerStatus {
     /// State.
     pub state: ContainerState,
     /// Creation time.
-    pub created_at: Wall,
+    pub created_at: WallTime,
     /// Start time, if it was started.
-    pub started_at: Option<Wall>,
+    pub started_at: Option<WallTime>,
     /// End, if it ended.
-    pub finished_at: Option<Wall>,
+    pub finished_at: Option<WallTime>,
     /// Exit code; 128 + signal for a signalled process. Meaningful when `Exited`.
     pub exit_code: i32,
     /// `Completed`, `Error`, `OOMKilled`, `StartError`, `ContainerStatusUnknown` or empty.
@@ -534,7 +534,7 @@ pub struct SandboxItem {
     /// State.
     pub state: SandboxState,
     /// Creation time.
-    pub created_at: Wall,
+    pub created_at: WallTime,
 }
 
 impl From<&SandboxStatus> for SandboxItem {
@@ -562,7 +562,7 @@ pub struct ContainerItem {
     /// State.
     pub state: ContainerState,
     /// Creation time.
-    pub created_at: Wall,
+    pub created_at: WallTime,
 }
 
 impl From<&ContainerStatus> for ContainerItem {
@@ -666,7 +666,7 @@ impl PodRuntimeStatus {
 
 /// An image in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Image {
+pub struct StoredImage {
     /// Id: `sha256:` and the digest of the image configuration.
     pub id: String,
     /// Tagged references, normalised (`docker.io/library/busybox:1.36`).
@@ -685,7 +685,7 @@ pub struct Image {
     pub stop_signal: String,
 }
 
-/// Signals that stop a container, CRI's `Signal` by place, which begins with 1; behind them come real-time signals.
+/// Signals that stop a container, CRI's `EvictionSignal` by place, which begins with 1; behind them come real-time signals.
 pub const STOP_SIGNALS: [&str; 34] = [
     "SIGABRT",
     "SIGALRM",
@@ -801,7 +801,7 @@ impl fmt::Debug for AuthConfig {
 
 /// A condition of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Condition {
+pub struct RuntimeCondition {
     /// Set if the condition holds.
     pub ok: bool,
     /// CamelCase reason when it does not.
@@ -814,9 +814,9 @@ pub struct Condition {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeStatus {
     /// Pods can be run.
-    pub runtime_ready: Condition,
+    pub runtime_ready: RuntimeCondition,
     /// Pods can have a network.
-    pub network_ready: Condition,
+    pub network_ready: RuntimeCondition,
     /// Running containers are known and can be stopped even while `runtime_ready` is false; only new ones have to wait.
     pub can_stop_containers: bool,
 }
@@ -840,7 +840,7 @@ pub struct FsInfo {
 
 /// Name and version of the runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Version {
+pub struct RuntimeVersion {
     /// Name, which is also the prefix of container ids in the API (`picolet`, `containerd`).
     pub name: String,
     /// Version (`0.1.0+runc-1.1.5`).
@@ -855,7 +855,7 @@ pub const DEFAULT_HANDLER: &str = "";
 
 /// Features of one RuntimeClass handler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Handler {
+pub struct HandlerCapabilities {
     /// Name of the handler, or [`DEFAULT_HANDLER`].
     pub name: String,
     /// Read-only mounts can be read-only with all that is mounted below them.
@@ -864,10 +864,10 @@ pub struct Handler {
 
 /// Features of a backend. They may change when a backend is replaced: ask anew each time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Capabilities {
+pub struct RuntimeCapabilities {
     /// Handlers, sorted by name. What is not listed can do nothing of it.
-    pub handlers: Vec<Handler>,
-    /// `supplementalGroupsPolicy: Strict` is kept.
+    pub handlers: Vec<HandlerCapabilities>,
+    /// `supplementalGroupsPolicy: StrictDeserializer` is kept.
     pub supplemental_groups_policy: bool,
     /// Resources of a running container can be changed.
     pub live_resource_updates: bool,
@@ -875,7 +875,7 @@ pub struct Capabilities {
     pub container_stats: bool,
 }
 
-impl Capabilities {
+impl RuntimeCapabilities {
     /// Returns true if the handler of this name can make mounts read-only with all mounts below them.
     #[must_use]
     pub fn recursive_read_only_mounts(&self, handler: &str) -> bool {

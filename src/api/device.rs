@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    cri::{Device, Mount},
+    cri::{ContainerDeviceNode, ContainerMount},
     strict::WrongValue,
 };
 
@@ -15,13 +15,13 @@ use crate::{
 ///
 /// - Shape: `nodes` sorted by name, each name once; `usb` sorted by port; `udev` and `cdi` sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct MachineDevices {
     /// Nodes below `/dev`.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<HostDeviceNode>,
     /// Devices on the USB.
-    pub usb: Vec<Usb>,
-    /// Nodes of which [`Wanted::udev`] gave this number.
-    pub udev: Vec<(u16, Node)>,
+    pub usb: Vec<UsbDevice>,
+    /// Nodes of which [`DeviceFilter::udev`] gave this number.
+    pub udev: Vec<(u16, HostDeviceNode)>,
     /// Qualified names of CDI devices, each once for each file that has it, with the number of that one's directory.
     pub cdi: Vec<(String, usize)>,
     /// CDI files that say nothing, and why.
@@ -30,7 +30,7 @@ pub struct Seen {
 
 /// A device node, and where in the machine its device is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
+pub struct HostDeviceNode {
     /// Absolute path under which it was found, which may be a link.
     pub name: String,
     /// Absolute path of the node itself.
@@ -44,12 +44,12 @@ pub struct Node {
     /// Path of the device below `/sys`, without `/sys`; empty if it has none.
     pub sysfs: String,
     /// Place on the USB that the device is plugged into.
-    pub usb: Option<Place>,
+    pub usb: Option<UsbPlace>,
 }
 
 /// A place on the USB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct UsbPlace {
     /// Port path, such as `1-1.4`.
     pub port: String,
     /// Number of the interface, such as `1.0`; empty for the device as a whole.
@@ -62,55 +62,55 @@ pub struct Place {
 
 /// A device on the USB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usb {
+pub struct UsbDevice {
     /// Port, interface and identity.
-    pub place: Place,
+    pub place: UsbPlace,
     /// Nodes with their subsystems, sorted. The device's own node under `/dev/bus/usb` is of the subsystem `usb`.
-    pub nodes: Vec<(String, Node)>,
+    pub nodes: Vec<(String, HostDeviceNode)>,
 }
 
 /// A kind of devices, for a rule: whether of block devices, and their major number.
-pub type Major = (bool, u32);
+pub type DeviceMajor = (bool, u32);
 
 /// Identity of a node: true for a block device, major, minor.
-pub type Number = (bool, u32, u32);
+pub type DeviceNumber = (bool, u32, u32);
 
 /// Record of a container's nodes that come and go, for one resource, kept as long as its pod is there (DEV-44).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LiveRecord {
+pub struct LiveDeviceRecord {
     /// Resource.
     pub resource: Box<str>,
     /// Units that it holds.
     pub ids: Vec<Box<str>>,
     /// Kinds of their nodes when it started: it can use no others.
-    pub majors: Vec<Major>,
+    pub majors: Vec<DeviceMajor>,
     /// Letters of `rwm`.
     pub permissions: String,
 }
 
 /// A device that a container may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Allowed {
+pub struct DeviceAccess {
     /// Identity of the node.
-    pub number: Number,
+    pub number: DeviceNumber,
     /// Letters of `rwm`.
     pub access: String,
 }
 
 /// Rules for the device accesses of a container with nodes that come and go, over all resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LiveRules {
+pub struct LiveDeviceRules {
     /// Control group of the container, absolute within the hierarchy.
     pub cgroup: String,
     /// Kinds that its OCI runtime has opened for them, and of which all but the numbers here are closed.
-    pub majors: Vec<Major>,
+    pub majors: Vec<DeviceMajor>,
     /// Other nodes of these kinds that it may read and write.
-    pub others: Vec<Number>,
+    pub others: Vec<DeviceNumber>,
     /// Other nodes of these kinds that it may either read or write.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub limited: Vec<Allowed>,
+    pub limited: Vec<DeviceAccess>,
     /// Nodes that are there, sorted, each once.
-    pub allowed: Vec<Allowed>,
+    pub allowed: Vec<DeviceAccess>,
 }
 
 /// Answer of a plugin: what a container gets for the units that it holds.
@@ -118,13 +118,13 @@ pub struct LiveRules {
 /// - Source: `ContainerAllocateResponse` of `pkg/apis/deviceplugin/v1beta1/api.proto`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Answer {
+pub struct PluginAllocation {
     /// Variables.
     pub env: BTreeMap<String, String>,
     /// Mounts.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<ContainerMount>,
     /// Nodes, or directories of nodes. Their numbers are not known yet.
-    pub nodes: Vec<Device>,
+    pub nodes: Vec<ContainerDeviceNode>,
     /// Annotations, for the runtime.
     pub annotations: BTreeMap<String, String>,
     /// Names of CDI devices.
@@ -136,7 +136,7 @@ pub type IdsByResource = Vec<(String, Vec<String>)>;
 
 /// Devices that an active pod holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PodHolds {
+pub struct PodDeviceHoldings {
     /// Name of the pod.
     pub name: String,
     /// Namespace of the pod.
@@ -147,15 +147,15 @@ pub struct PodHolds {
 
 /// Holders of all devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub struct DeviceHoldings {
     /// Active pods.
-    pub pods: Vec<PodHolds>,
+    pub pods: Vec<PodDeviceHoldings>,
     /// Devices that can be given, held or not.
     pub healthy: IdsByResource,
 }
 
 /// Filter for a search of devices.
-pub trait Wanted: Send + Sync {
+pub trait DeviceFilter: Send + Sync {
     /// Returns true if a node of this name is wanted.
     fn node(&self, name: &str) -> bool;
 
@@ -163,7 +163,7 @@ pub trait Wanted: Send + Sync {
     fn directory(&self, path: &str) -> bool;
 
     /// Returns true if the device on the USB is wanted.
-    fn usb(&self, place: &Place) -> bool;
+    fn usb(&self, place: &UsbPlace) -> bool;
 
     /// Returns true if any device on the USB is wanted.
     fn any_usb(&self) -> bool;
@@ -175,7 +175,7 @@ pub trait Wanted: Send + Sync {
     fn subsystem(&self, name: &str) -> bool;
 
     /// The numbers of what this device is wanted for.
-    fn udev(&self, subsystem: &str, device: &dyn Facts) -> Vec<u16>;
+    fn udev(&self, subsystem: &str, device: &dyn NodeDeviceFacts) -> Vec<u16>;
 
     /// Returns true if any CDI device is wanted.
     fn any_cdi(&self) -> bool;
@@ -188,7 +188,7 @@ pub trait Wanted: Send + Sync {
 }
 
 /// Facts of a device that has a node, read on demand. A fact that cannot be read is missing.
-pub trait Facts {
+pub trait NodeDeviceFacts {
     /// Number of levels: level 0 is the device itself, the next is the device that it is a part of, and so on.
     fn levels(&self) -> usize;
 

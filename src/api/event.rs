@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ObjectMeta, PodUid, Wall};
+use super::{ObjectMeta, PodUid, WallTime};
 
 /// core/v1 Event, as this agent's local commands show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,14 +16,14 @@ pub struct Event {
     pub kind: String,
     pub metadata: ObjectMeta,
     pub involved_object: ObjectReference,
-    /// `Normal` or `Warning`.
+    /// `Normal` or `VolumeWarning`.
     #[serde(rename = "type")]
     pub severity: String,
     pub reason: String,
     pub message: String,
     pub count: u32,
-    pub first_timestamp: Option<Wall>,
-    pub last_timestamp: Option<Wall>,
+    pub first_timestamp: Option<WallTime>,
+    pub last_timestamp: Option<WallTime>,
     pub source: EventSource,
 }
 

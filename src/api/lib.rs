@@ -60,4 +60,4 @@ pub use pod_status::PodStatus;
 pub use projected::ProjectedFile;
 pub use quantity::Quantity;
 pub use runtime_class::RuntimeClass;
-pub use time::{MicroTime, Mono, Wall};
+pub use time::{MicroTime, MonoTime, WallTime};

@@ -14,7 +14,7 @@ const MAGIC: [u8; 8] = *b"picolog\x01";
 
 /// Header of the records that follow it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Header {
+pub struct LogMemoryHeader {
     /// Device and inode of the file that they belong to.
     pub file: (u64, u64),
     /// Place of the first record in that file. Negative: the file was begun anew, and some records are in the file
@@ -24,7 +24,7 @@ pub struct Header {
     pub lost: u64,
 }
 
-impl Header {
+impl LogMemoryHeader {
     /// As it stands in the file.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
@@ -73,21 +73,21 @@ mod tests {
     #[test]
     fn a_header_is_read_as_it_was_written() {
         // WEAR-05
-        let header = Header {
+        let header = LogMemoryHeader {
             file: (1, u64::MAX),
             begins: -9,
             lost: 7,
         };
         let mut bytes = header.encode();
-        assert_eq!(Header::decode(&bytes), Some(header));
+        assert_eq!(LogMemoryHeader::decode(&bytes), Some(header));
         assert_eq!(header.offset((1, u64::MAX), 0), Some(9));
         assert_eq!(header.offset((1, 2), 0), None, "of another file");
-        let later = Header {
+        let later = LogMemoryHeader {
             begins: 5,
             ..header
         };
         assert_eq!(later.offset((1, u64::MAX), 4), None, "it is in the file");
         bytes[7] = 2;
-        assert_eq!(Header::decode(&bytes), None, "of a later version");
+        assert_eq!(LogMemoryHeader::decode(&bytes), None, "of a later version");
     }
 }

@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{PodUid, Wall};
+use super::{PodUid, WallTime};
 
 /// `metadata` of an object, limited to what the agent reads or writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,9 +24,9 @@ pub struct ObjectMeta {
     #[serde(skip_serializing_if = "is_zero")]
     pub generation: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub creation_timestamp: Option<Wall>,
+    pub creation_timestamp: Option<WallTime>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub deletion_timestamp: Option<Wall>,
+    pub deletion_timestamp: Option<WallTime>,
     /// Seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deletion_grace_period_seconds: Option<i64>,

@@ -9,7 +9,7 @@ use alloc::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ObjectMeta, Quantity, Wall,
+    ObjectMeta, Quantity, WallTime,
     pod::{is_default, object},
 };
 
@@ -45,7 +45,7 @@ object!(NodeSpec {
 
 object!(
     /// `effect` is `NoSchedule`, `PreferNoSchedule` or `NoExecute`; `value` may be empty.
-    Taint { key: String, value: String, effect: String, time_added: Option<Wall> }
+    Taint { key: String, value: String, effect: String, time_added: Option<WallTime> }
 );
 
 object!(NodeStatus {
@@ -66,13 +66,13 @@ object!(NodeStatus {
 });
 
 object!(
-    /// `kind` is the field `type`; `status` is `True`, `False` or `Unknown`.
+    /// `kind` is the field `type`; `status` is `True`, `False` or `LookupError`.
     NodeCondition {
         #[serde(rename = "type")]
         kind: String,
         status: String,
-        last_heartbeat_time: Option<Wall>,
-        last_transition_time: Option<Wall>,
+        last_heartbeat_time: Option<WallTime>,
+        last_transition_time: Option<WallTime>,
         reason: String,
         message: String,
     }

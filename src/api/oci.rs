@@ -1,8 +1,8 @@
 //! OCI formats: runtime configuration (`config.json`), image manifest, index and configuration. Data only.
 //!
 //! - Written, never read: [`Spec`] and what it holds, limited to what a Linux container of a pod needs.
-//! - Read, never written: [`Index`], [`Manifest`], [`ImageConfig`]. Docker's own media types have the same shape.
-//! - Both: [`Seccomp`], because a `Localhost` profile is a file of that type.
+//! - Read, never written: [`StoreIndex`], [`Manifest`], [`ImageConfig`]. Docker's own media types have the same shape.
+//! - Both: [`SeccompFilter`], because a `Localhost` profile is a file of that type.
 //! - [`SpecInput`] is what the direct backend gathers for `logic::oci::container_spec`; [`PodCgroup`] is
 //!   what `logic::cgroup` decides and `crate::cgroup` writes.
 //!
@@ -13,7 +13,7 @@ use alloc::{boxed::Box, collections::BTreeMap, vec::Vec};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::PodError;
-use super::cri::{ContainerConfig, LinuxResources, Mount as BindMount, SandboxConfig};
+use super::cri::{ContainerConfig, ContainerMount as BindMount, LinuxResources, SandboxConfig};
 
 /// Version of the runtime specification that [`Spec`] follows.
 pub const SPEC_VERSION: &str = "1.0.2";
@@ -179,7 +179,7 @@ written!(
         namespaces: Vec<Namespace>,
         /// Device nodes beside the default ones.
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        devices: Vec<Device>,
+        devices: Vec<OciDevice>,
         /// Cgroup of the container, absolute within the hierarchy.
         #[serde(skip_serializing_if = "String::is_empty")]
         cgroups_path: String,
@@ -190,7 +190,7 @@ written!(
         rootfs_propagation: String,
         /// Seccomp filter.
         #[serde(skip_serializing_if = "Option::is_none")]
-        seccomp: Option<Seccomp>,
+        seccomp: Option<SeccompFilter>,
         /// Paths hidden from the container.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         masked_paths: Vec<String>,
@@ -218,7 +218,7 @@ written!(
 /// A device node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Device {
+pub struct OciDevice {
     /// `c`, `b` or `p`.
     #[serde(rename = "type")]
     pub kind: String,
@@ -330,7 +330,7 @@ written!(
 /// A seccomp filter: the first rule that matches a call decides, else the default action.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Seccomp {
+pub struct SeccompFilter {
     /// `SCMP_ACT_…`.
     pub default_action: String,
     /// errno of the default action.
@@ -427,11 +427,11 @@ pub struct SpecInput<'a> {
     /// Directories that stand for the image's `VOLUME`s; one that the container mounts over is left out.
     pub image_volumes: &'a [BindMount],
     /// The decoded profile file, when the container asks for `SecurityProfile::Localhost`.
-    pub seccomp_file: Option<&'a Seccomp>,
+    pub seccomp_file: Option<&'a SeccompFilter>,
     /// Nodes of the container's devices, in their order: path in the container, owner and mode of the machine's node.
-    pub devices: &'a [Device],
+    pub devices: &'a [OciDevice],
     /// All nodes of the machine as they are now, if the container is privileged.
-    pub host_devices: &'a [Device],
+    pub host_devices: &'a [OciDevice],
     /// The loaded AppArmor profile that `RuntimeDefault` and `Unset` stand for; empty if there is none.
     pub apparmor_default: &'a str,
     /// The machine.
@@ -656,15 +656,15 @@ read!(
         /// `user`, `uid`, `user:group` or `uid:gid`.
         user: String,
         /// `port/protocol`, declared only.
-        exposed_ports: Names,
+        exposed_ports: SortedKeys,
         /// `NAME=value`.
         env: Vec<String>,
         /// Program and leading arguments.
-        entrypoint: Words,
+        entrypoint: OciCommand,
         /// Default arguments.
-        cmd: Words,
+        cmd: OciCommand,
         /// Paths that want a directory of their own.
-        volumes: Names,
+        volumes: SortedKeys,
         /// Working directory.
         working_dir: String,
         /// Labels.
@@ -676,15 +676,15 @@ read!(
 
 /// Keys of a JSON object whose values carry nothing, sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names(pub Vec<String>);
+pub struct SortedKeys(pub Vec<String>);
 
-impl Serialize for Names {
+impl Serialize for SortedKeys {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|name| (name, BTreeMap::<(), ()>::new())))
     }
 }
 
-impl<'de> Deserialize<'de> for Names {
+impl<'de> Deserialize<'de> for SortedKeys {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         BTreeMap::<String, de::IgnoredAny>::deserialize(deserializer)
             .map(|map| Self(map.into_keys().collect()))
@@ -694,28 +694,28 @@ impl<'de> Deserialize<'de> for Names {
 /// Words of a command line. Old builders wrote a single word as a plain string.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Words(pub Vec<String>);
+pub struct OciCommand(pub Vec<String>);
 
-impl<'de> Deserialize<'de> for Words {
+impl<'de> Deserialize<'de> for OciCommand {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl<'de> de::Visitor<'de> for Visitor {
-            type Value = Words;
+        struct OciCommandVisitor;
+        impl<'de> de::Visitor<'de> for OciCommandVisitor {
+            type Value = OciCommand;
             fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 f.write_str("a string or a list of strings")
             }
-            fn visit_str<E: de::Error>(self, word: &str) -> Result<Words, E> {
-                Ok(Words(vec![word.to_owned()]))
+            fn visit_str<E: de::Error>(self, word: &str) -> Result<OciCommand, E> {
+                Ok(OciCommand(vec![word.to_owned()]))
             }
-            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Words, A::Error> {
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<OciCommand, A::Error> {
                 let mut words = Vec::new();
                 while let Some(word) = seq.next_element()? {
                     words.push(word);
                 }
-                Ok(Words(words))
+                Ok(OciCommand(words))
             }
         }
-        deserializer.deserialize_any(Visitor)
+        deserializer.deserialize_any(OciCommandVisitor)
     }
 }
 

@@ -7,7 +7,7 @@
 use core::cmp::Ordering;
 
 /// Sorting, equal items staying as they were.
-pub trait Order<T> {
+pub trait OrderExt<T> {
     /// Sorts by `compare`.
     fn order_by(&mut self, compare: impl Fn(&T, &T) -> Ordering);
 
@@ -25,7 +25,7 @@ pub trait Order<T> {
     }
 }
 
-impl<T> Order<T> for [T] {
+impl<T> OrderExt<T> for [T] {
     fn order_by(&mut self, compare: impl Fn(&T, &T) -> Ordering) {
         for (a, b) in exchanges(self.len(), &|a, b| compare(&self[a], &self[b])) {
             self.swap(a, b);
@@ -56,7 +56,7 @@ fn exchanges(len: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<(usi
 }
 
 /// Collecting into ordered maps and sets, item by item.
-pub trait Gather: Iterator + Sized {
+pub trait GatherExt: Iterator + Sized {
     /// The collection of all items; of equal keys the last one stays.
     fn gather<C: Default + Extend<Self::Item>>(self) -> C {
         let mut all = C::default();
@@ -65,7 +65,7 @@ pub trait Gather: Iterator + Sized {
     }
 }
 
-impl<I: Iterator> Gather for I {}
+impl<I: Iterator> GatherExt for I {}
 
 #[cfg(test)]
 mod tests {

@@ -421,8 +421,8 @@ impl Serialize for IntOrString {
 
 impl<'de> Deserialize<'de> for IntOrString {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
+        struct IntOrStringVisitor;
+        impl de::Visitor<'_> for IntOrStringVisitor {
             type Value = IntOrString;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a number or a name")
@@ -437,6 +437,6 @@ impl<'de> Deserialize<'de> for IntOrString {
                 Ok(IntOrString::Text(text.into()))
             }
         }
-        deserializer.deserialize_any(Visitor)
+        deserializer.deserialize_any(IntOrStringVisitor)
     }
 }

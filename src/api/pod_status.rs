@@ -5,11 +5,11 @@ use alloc::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Quantity, Wall, pod::Resources};
+use super::{Quantity, WallTime, pod::Resources};
 
 /// Pod phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Phase {
+pub enum PodPhase {
     #[default]
     Pending,
     Running,
@@ -18,7 +18,7 @@ pub enum Phase {
     Unknown,
 }
 
-impl Phase {
+impl PodPhase {
     /// `Succeeded` or `Failed`.
     #[must_use]
     pub const fn is_terminal(self) -> bool {
@@ -56,7 +56,7 @@ macro_rules! object {
 }
 
 object!(PodStatus {
-    phase: Phase,
+    phase: PodPhase,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     conditions: Vec<PodCondition>,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -72,7 +72,7 @@ object!(PodStatus {
     #[serde(rename = "podIPs", skip_serializing_if = "Vec::is_empty")]
     pod_ips: Vec<IpEntry>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    start_time: Option<Wall>,
+    start_time: Option<WallTime>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     init_container_statuses: Vec<ContainerStatus>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -90,10 +90,10 @@ object!(IpEntry { ip: String });
 object!(PodCondition {
     #[serde(rename = "type")]
     kind: String,
-    /// `True`, `False` or `Unknown`.
+    /// `True`, `False` or `LookupError`.
     status: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    last_transition_time: Option<Wall>,
+    last_transition_time: Option<WallTime>,
     #[serde(skip_serializing_if = "String::is_empty")]
     reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -141,7 +141,7 @@ object!(ResourceStatus {
 object!(ResourceHealth {
     #[serde(rename = "resourceID")]
     resource_id: String,
-    /// `Healthy`, `Unhealthy` or `Unknown`.
+    /// `Healthy`, `PlegUnhealthy` or `LookupError`.
     #[serde(skip_serializing_if = "String::is_empty")]
     health: String,
 });
@@ -165,7 +165,7 @@ object!(Waiting {
     message: String,
 });
 
-object!(Running { started_at: Option<Wall> });
+object!(Running { started_at: Option<WallTime> });
 
 object!(Terminated {
     exit_code: i32,
@@ -175,8 +175,8 @@ object!(Terminated {
     reason: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     message: String,
-    started_at: Option<Wall>,
-    finished_at: Option<Wall>,
+    started_at: Option<WallTime>,
+    finished_at: Option<WallTime>,
     #[serde(rename = "containerID", skip_serializing_if = "String::is_empty")]
     container_id: String,
 });

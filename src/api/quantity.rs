@@ -163,8 +163,8 @@ fn nanos(text: &str) -> Option<i128> {
 
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl de::Visitor<'_> for Visitor {
+        struct QuantityVisitor;
+        impl de::Visitor<'_> for QuantityVisitor {
             type Value = Quantity;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a quantity")
@@ -182,7 +182,7 @@ impl<'de> Deserialize<'de> for Quantity {
                 self.visit_str(&n.to_string())
             }
         }
-        deserializer.deserialize_any(Visitor)
+        deserializer.deserialize_any(QuantityVisitor)
     }
 }
 

@@ -18,7 +18,7 @@ pub struct ReceivedPod {
 
 /// Reason why an object is refused; its author can mend it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Invalid {
+pub enum InvalidObject {
     /// A value that cannot be read, or that identifies no object of this node.
     #[error(transparent)]
     Value(#[from] WrongValue),
@@ -34,11 +34,11 @@ fn joined(values: &[WrongValue]) -> String {
 
 /// An entry of a source's snapshot.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Delivered {
+pub enum SnapshotEntry {
     /// The pod with this uid is present and unchanged since the source last delivered it.
     Known(PodUid),
     /// The pod as it is now.
     Read(Box<ReceivedPod>),
 }
 
-impl Delivered {}
+impl SnapshotEntry {}

@@ -2,11 +2,11 @@
 //!
 //! A figure that the machine does not have is `None` and is left out of every answer: absent is not zero (MET-11).
 
-use super::{ContainerId, PodUid, Wall, cri::FsInfo};
+use super::{ContainerId, PodUid, WallTime, cri::FsInfo};
 
 /// Extent of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Detail {
+pub enum StatsDetail {
     /// Processor time, memory and swap.
     Basic,
     /// Everything that is counted.
@@ -15,18 +15,18 @@ pub enum Detail {
 
 /// Processor time of a control group, since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cpu {
+pub struct CpuUsage {
     /// All of it, nanoseconds.
     pub total_ns: u64,
     /// Part of it in the programs themselves, and part in the kernel, nanoseconds.
     pub user_system_ns: Option<(u64, u64)>,
-    /// Effect of its quota; only with [`Detail::Full`].
-    pub throttled: Option<Throttled>,
+    /// Effect of its quota; only with [`StatsDetail::Full`].
+    pub throttled: Option<CpuThrottling>,
 }
 
 /// Effect of a control group's quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Throttled {
+pub struct CpuThrottling {
     /// Periods in which something ran.
     pub periods: u64,
     /// Periods in which the group was stopped.
@@ -37,7 +37,7 @@ pub struct Throttled {
 
 /// Memory of a control group, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryUsage {
     /// In use, page cache included.
     pub usage_bytes: u64,
     /// In use without pages of files that were not used for long: usage − `inactive_file`, never below zero.
@@ -56,7 +56,7 @@ pub struct Memory {
 
 /// Swap of a control group, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Swap {
+pub struct SwapUsage {
     /// In use.
     pub usage_bytes: u64,
     /// The limit in force, if there is one.
@@ -65,7 +65,7 @@ pub struct Swap {
 
 /// Waiting for one resource: averages in percent times 100, as the kernel prints them with two digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stall {
+pub struct PressureStall {
     /// Over the last 10, 60 and 300 seconds, hundredths of a percent.
     pub averages: [u32; 3],
     /// Since the group was made, microseconds.
@@ -74,30 +74,30 @@ pub struct Stall {
 
 /// Pressure on one resource (PSI). Source: kernel `Documentation/accounting/psi.rst`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pressure {
+pub struct ResourcePressure {
     /// At least one task waited.
-    pub some: Stall,
+    pub some: PressureStall,
     /// Everybody waited.
-    pub full: Stall,
+    pub full: PressureStall,
 }
 
 /// Usage of a control group and all groups below it. `None`: not counted on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct CgroupUsage {
     /// Time of the reading.
-    pub at: Wall,
+    pub at: WallTime,
     /// Processor time.
-    pub cpu: Option<Cpu>,
+    pub cpu: Option<CpuUsage>,
     /// Memory.
-    pub memory: Option<Memory>,
+    pub memory: Option<MemoryUsage>,
     /// Swap.
-    pub swap: Option<Swap>,
-    /// Processes and threads; only with [`Detail::Full`], as what follows.
+    pub swap: Option<SwapUsage>,
+    /// Processes and threads; only with [`StatsDetail::Full`], as what follows.
     pub pids: Option<u64>,
     /// Processes that the kernel killed for want of memory.
     pub oom_kills: Option<u64>,
     /// Pressure on processor, memory and disks; only with version 2.
-    pub pressure: Option<Box<[Option<Pressure>; 3]>>,
+    pub pressure: Option<Box<[Option<ResourcePressure>; 3]>>,
     /// Requested shares of the processor.
     pub cpu_shares: Option<u64>,
     /// Quota and period, microseconds; `None`: no quota.
@@ -106,18 +106,18 @@ pub struct Usage {
 
 /// Counts of one network interface, as `/proc/net/dev` has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Interface {
+pub struct InterfaceCounts {
     /// Name of the interface.
     pub name: String,
     /// Received.
-    pub rx: Traffic,
+    pub rx: TrafficCounts,
     /// Sent.
-    pub tx: Traffic,
+    pub tx: TrafficCounts,
 }
 
 /// Counts of one direction of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct TrafficCounts {
     /// Bytes.
     pub bytes: u64,
     /// Packets.
@@ -138,13 +138,13 @@ pub struct ContainerUsage {
     /// Image as the user named it.
     pub image: String,
     /// Start of the container.
-    pub started_at: Wall,
+    pub started_at: WallTime,
     /// Control group of the container.
     pub cgroup: String,
     /// Log file of the container, absolute.
     pub log_path: String,
     /// Usage of the container.
-    pub usage: Usage,
+    pub usage: CgroupUsage,
 }
 
 /// A pod that runs.
@@ -157,13 +157,13 @@ pub struct PodUsage {
     /// Namespace.
     pub namespace: String,
     /// Creation of the sandbox.
-    pub started_at: Wall,
+    pub started_at: WallTime,
     /// Control group of the pod; empty if it is not known.
     pub cgroup: String,
     /// Usage of that control group.
-    pub usage: Usage,
-    /// Interfaces of its network; `None` for the host's, and where only [`Detail::Basic`] was asked for.
-    pub network: Option<Vec<Interface>>,
+    pub usage: CgroupUsage,
+    /// Interfaces of its network; `None` for the host's, and where only [`StatsDetail::Basic`] was asked for.
+    pub network: Option<Vec<InterfaceCounts>>,
     /// Containers that run, sorted by name.
     pub containers: Vec<ContainerUsage>,
 }
@@ -197,7 +197,7 @@ impl core::ops::AddAssign for DiskUsage {
 
 /// Disk use of a container. `None`: too much to be counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ContainerDisk {
+pub struct ContainerDiskUsage {
     /// Above its image.
     pub layer: Option<DiskUsage>,
     /// Disk use of its logs.

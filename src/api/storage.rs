@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::Wall;
+use super::WallTime;
 use super::meta::OwnerReference;
 use super::pod::{HostPathVolume, NfsVolume, NodeSelector, is_default, object};
 
@@ -17,7 +17,7 @@ object!(StorageMeta {
     name: String,
     namespace: String,
     uid: String,
-    deletion_timestamp: Option<Wall>,
+    deletion_timestamp: Option<WallTime>,
     finalizers: Vec<String>,
     owner_references: Vec<OwnerReference>,
     annotations: BTreeMap<String, String>,

@@ -37,19 +37,19 @@ impl fmt::Display for WrongValue {
 
 /// Turns `value` into `T`; the first wrong value is named with its path.
 pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, WrongValue> {
-    T::deserialize(Strict(value)).map_err(Located::into_wrong)
+    T::deserialize(StrictDeserializer(value)).map_err(Located::into_wrong)
 }
 
 /// Reason why a text is not a `T`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TextError {
+pub enum JsonTextError {
     /// Not JSON.
     Syntax(String),
     /// JSON, with a value of the wrong kind.
     Value(WrongValue),
 }
 
-impl fmt::Display for TextError {
+impl fmt::Display for JsonTextError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Syntax(text) => f.write_str(text),
@@ -79,7 +79,7 @@ impl WrongValue {
     }
 }
 
-impl TextError {
+impl JsonTextError {
     /// [`WrongValue::without_value`]; of a text that is not JSON only the place is told in any case.
     #[must_use]
     pub fn without_value(self) -> Self {
@@ -92,26 +92,26 @@ impl TextError {
 
 impl core::error::Error for WrongValue {}
 
-impl core::error::Error for TextError {}
+impl core::error::Error for JsonTextError {}
 
-impl From<TextError> for io::Error {
-    fn from(error: TextError) -> Self {
+impl From<JsonTextError> for io::Error {
+    fn from(error: JsonTextError) -> Self {
         Self::new(io::ErrorKind::InvalidData, error)
     }
 }
 
 /// Reads one JSON text as a `T`.
-pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, TextError> {
-    let value = json_value(text).map_err(|e| TextError::Syntax(e.to_string()))?;
-    typed(&value).map_err(TextError::Value)
+pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonTextError> {
+    let value = json_value(text).map_err(|e| JsonTextError::Syntax(e.to_string()))?;
+    typed(&value).map_err(JsonTextError::Value)
 }
 
 /// [`from_json`] for text of a stranger (a registry, an image, a pod's author): refuses what would take more memory than
 /// [`MAX_FOREIGN_BYTES`].
-pub fn from_foreign_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, TextError> {
+pub fn from_foreign_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonTextError> {
     if estimate(text) > MAX_FOREIGN_BYTES {
         let most = MAX_FOREIGN_BYTES >> 20;
-        return Err(TextError::Syntax(format!(
+        return Err(JsonTextError::Syntax(format!(
             "it would take more than {most} MiB of memory"
         )));
     }
@@ -250,9 +250,9 @@ impl de::Error for Located {
 }
 
 #[derive(Clone, Copy)]
-struct Strict<'de>(&'de Value);
+struct StrictDeserializer<'de>(&'de Value);
 
-impl Strict<'_> {
+impl StrictDeserializer<'_> {
     #[cold]
     #[inline(never)]
     fn wrong(self, expected: &dyn de::Expected) -> Located {
@@ -307,7 +307,7 @@ macro_rules! text {
     )* };
 }
 
-impl<'de> Deserializer<'de> for Strict<'de> {
+impl<'de> Deserializer<'de> for StrictDeserializer<'de> {
     type Error = Located;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
@@ -338,14 +338,14 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         let Value::Array(list) = self.0 else {
             return Err(self.wrong(&visitor));
         };
-        visitor.visit_seq(&mut Items { list, next: 0 })
+        visitor.visit_seq(&mut StrictSeqAccess { list, next: 0 })
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Located> {
         let Value::Object(fields) = self.0 else {
             return Err(self.wrong(&visitor));
         };
-        visitor.visit_map(Fields::new(fields))
+        visitor.visit_map(StrictMapAccess::new(fields))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -355,7 +355,7 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         visitor: V,
     ) -> Result<V::Value, Located> {
         match self.0 {
-            Value::Object(fields) => visitor.visit_map(Fields::new(fields)),
+            Value::Object(fields) => visitor.visit_map(StrictMapAccess::new(fields)),
             Value::Array(_) => Err(self.wrong(&"a map")),
             _ => Err(self.wrong(&visitor)),
         }
@@ -384,14 +384,14 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         visitor: V,
     ) -> Result<V::Value, Located> {
         match self.0 {
-            Value::String(name) => visitor.visit_enum(Variant {
+            Value::String(name) => visitor.visit_enum(StrictEnumAccess {
                 name,
                 content: None,
             }),
             Value::Object(fields) if fields.len() == 1 => {
                 let mut fields = fields.iter();
                 let (name, content) = fields.next().ok_or_else(|| self.wrong(&visitor))?;
-                visitor.visit_enum(Variant {
+                visitor.visit_enum(StrictEnumAccess {
                     name,
                     content: Some(content),
                 })
@@ -419,7 +419,7 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         let Value::Array(list) = self.0 else {
             return Err(self.wrong(&visitor));
         };
-        let mut items = Items { list, next: 0 };
+        let mut items = StrictSeqAccess { list, next: 0 };
         let value = visitor.visit_seq(&mut items)?;
         if items.next < list.len() {
             return Err(Located::invalid_length(list.len(), &"fewer items"));
@@ -439,12 +439,12 @@ impl<'de> Deserializer<'de> for Strict<'de> {
     serde::forward_to_deserialize_any! { bytes byte_buf unit_struct }
 }
 
-struct Items<'de> {
+struct StrictSeqAccess<'de> {
     list: &'de [Value],
     next: usize,
 }
 
-impl<'de> SeqAccess<'de> for Items<'de> {
+impl<'de> SeqAccess<'de> for StrictSeqAccess<'de> {
     type Error = Located;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(
@@ -456,7 +456,7 @@ impl<'de> SeqAccess<'de> for Items<'de> {
             return Ok(None);
         };
         self.next += 1;
-        match seed.deserialize(Strict(item)) {
+        match seed.deserialize(StrictDeserializer(item)) {
             Ok(item) => Ok(Some(item)),
             Err(e) => Err(e.in_item(index)),
         }
@@ -467,13 +467,13 @@ impl<'de> SeqAccess<'de> for Items<'de> {
     }
 }
 
-struct Fields<'de> {
+struct StrictMapAccess<'de> {
     rest: map::Iter<'de>,
     /// The field whose name was read last.
     field: Option<(&'de str, &'de Value)>,
 }
 
-impl<'de> Fields<'de> {
+impl<'de> StrictMapAccess<'de> {
     fn new(fields: &'de Map<String, Value>) -> Self {
         Self {
             rest: fields.iter(),
@@ -489,7 +489,7 @@ impl<'de> Fields<'de> {
     }
 }
 
-impl<'de> MapAccess<'de> for Fields<'de> {
+impl<'de> MapAccess<'de> for StrictMapAccess<'de> {
     type Error = Located;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(
@@ -507,17 +507,17 @@ impl<'de> MapAccess<'de> for Fields<'de> {
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Located> {
         let (name, value) = self.field.unwrap_or(("", &Value::Null));
-        seed.deserialize(Strict(value))
+        seed.deserialize(StrictDeserializer(value))
             .map_err(|e| e.in_field(name))
     }
 }
 
-struct Variant<'de> {
+struct StrictEnumAccess<'de> {
     name: &'de str,
     content: Option<&'de Value>,
 }
 
-impl<'de> EnumAccess<'de> for Variant<'de> {
+impl<'de> EnumAccess<'de> for StrictEnumAccess<'de> {
     type Error = Located;
     type Variant = Self;
 
@@ -527,18 +527,20 @@ impl<'de> EnumAccess<'de> for Variant<'de> {
     }
 }
 
-impl<'de> VariantAccess<'de> for Variant<'de> {
+impl<'de> VariantAccess<'de> for StrictEnumAccess<'de> {
     type Error = Located;
 
     fn unit_variant(self) -> Result<(), Located> {
         match self.content {
             None | Some(Value::Null) => Ok(()),
-            Some(content) => Err(Strict(content).wrong(&"unit variant").in_field(self.name)),
+            Some(content) => Err(StrictDeserializer(content)
+                .wrong(&"unit variant")
+                .in_field(self.name)),
         }
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, Located> {
-        let content = Strict(self.content.unwrap_or(&Value::Null));
+        let content = StrictDeserializer(self.content.unwrap_or(&Value::Null));
         seed.deserialize(content).map_err(|e| e.in_field(self.name))
     }
 
@@ -547,7 +549,7 @@ impl<'de> VariantAccess<'de> for Variant<'de> {
         length: usize,
         visitor: V,
     ) -> Result<V::Value, Located> {
-        Strict(self.content.unwrap_or(&Value::Null))
+        StrictDeserializer(self.content.unwrap_or(&Value::Null))
             .deserialize_tuple(length, visitor)
             .map_err(|e| e.in_field(self.name))
     }
@@ -557,7 +559,7 @@ impl<'de> VariantAccess<'de> for Variant<'de> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Located> {
-        Strict(self.content.unwrap_or(&Value::Null))
+        StrictDeserializer(self.content.unwrap_or(&Value::Null))
             .deserialize_struct("", fields, visitor)
             .map_err(|e| e.in_field(self.name))
     }

@@ -14,9 +14,9 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(transparent)]
-pub struct Mono(pub u64);
+pub struct MonoTime(pub u64);
 
-impl Mono {
+impl MonoTime {
     /// Milliseconds from `earlier` to `self`; 0 if `earlier` is later.
     #[must_use]
     pub const fn since_ms(self, earlier: Self) -> u64 {
@@ -24,7 +24,7 @@ impl Mono {
     }
 }
 
-impl Add<Duration> for Mono {
+impl Add<Duration> for MonoTime {
     type Output = Self;
     fn add(self, rhs: Duration) -> Self {
         let ms = u64::try_from(rhs.as_millis()).unwrap_or(u64::MAX);
@@ -32,7 +32,7 @@ impl Add<Duration> for Mono {
     }
 }
 
-impl Sub for Mono {
+impl Sub for MonoTime {
     type Output = Duration;
     /// Saturates at zero.
     fn sub(self, rhs: Self) -> Duration {
@@ -45,9 +45,9 @@ impl Sub for Mono {
 /// Never subtract two of them to get a duration: most boards boot without a battery clock, so this jumps.
 /// Serialises as RFC 3339 in UTC with second precision, as API timestamps do; decodes any RFC 3339 text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Wall(pub i64);
+pub struct WallTime(pub i64);
 
-impl Wall {
+impl WallTime {
     /// `seconds` since 1970.
     #[must_use]
     pub const fn from_secs(seconds: i64) -> Self {
@@ -98,7 +98,7 @@ impl Wall {
     }
 }
 
-impl fmt::Display for Wall {
+impl fmt::Display for WallTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self
             .truncated()
@@ -109,13 +109,13 @@ impl fmt::Display for Wall {
     }
 }
 
-impl Serialize for Wall {
+impl Serialize for WallTime {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Wall {
+impl<'de> Deserialize<'de> for WallTime {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = alloc::borrow::Cow::<'de, str>::deserialize(deserializer)?;
         Self::parse(&text)
@@ -125,7 +125,7 @@ impl<'de> Deserialize<'de> for Wall {
 
 /// A wall-clock time of which microseconds matter (meta/v1 MicroTime). Decodes any RFC 3339 text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct MicroTime(pub Wall);
+pub struct MicroTime(pub WallTime);
 
 impl Serialize for MicroTime {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -135,7 +135,7 @@ impl Serialize for MicroTime {
 
 impl<'de> Deserialize<'de> for MicroTime {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Wall::deserialize(deserializer).map(Self)
+        WallTime::deserialize(deserializer).map(Self)
     }
 }
 
@@ -149,10 +149,10 @@ mod tests {
             (0, "\"1970-01-01T00:00:00.000000Z\""),
             (1_700_000_000_123_456_789, "\"2023-11-14T22:13:20.123456Z\""),
         ] {
-            let time = MicroTime(Wall(nanos));
+            let time = MicroTime(WallTime(nanos));
             assert_eq!(serde_json::to_string(&time).expect("text"), text);
             let back: MicroTime = serde_json::from_str(text).expect("time");
-            assert_eq!(back.0, Wall(nanos / 1000 * 1000));
+            assert_eq!(back.0, WallTime(nanos / 1000 * 1000));
         }
     }
 
@@ -172,14 +172,14 @@ mod tests {
             ),
             (-1, "1969-12-31T23:59:59Z", "1969-12-31T23:59:59.999999999Z"),
         ] {
-            assert_eq!(Wall(nanos).to_string(), short);
-            assert_eq!(Wall(nanos).rfc3339_nanos(), long);
-            assert_eq!(Wall::parse(long), Some(Wall(nanos)));
+            assert_eq!(WallTime(nanos).to_string(), short);
+            assert_eq!(WallTime(nanos).rfc3339_nanos(), long);
+            assert_eq!(WallTime::parse(long), Some(WallTime(nanos)));
         }
         assert_eq!(
-            Wall::parse("2023-11-14T23:13:20+01:00"),
-            Some(Wall::from_secs(1_700_000_000))
+            WallTime::parse("2023-11-14T23:13:20+01:00"),
+            Some(WallTime::from_secs(1_700_000_000))
         );
-        assert_eq!(Wall::parse("yesterday"), None);
+        assert_eq!(WallTime::parse("yesterday"), None);
     }
 }

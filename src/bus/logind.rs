@@ -13,8 +13,8 @@ use std::{
 };
 
 use super::{
-    Bus, BusError,
-    wire::{Body, Message, Target},
+    BusConnection, BusError,
+    wire::{BusMessage, CallArguments, MethodAddress},
 };
 use crate::{error::chain, sys::file};
 
@@ -33,21 +33,21 @@ const NO_OWNER: &str = "org.freedesktop.DBus.Error.NameHasNoOwner";
 /// Signal on which logind reads its configuration anew.
 const SIGHUP: i32 = 1;
 
-const DAEMON: Target = Target {
+const DAEMON: MethodAddress = MethodAddress {
     destination: "org.freedesktop.DBus",
     path: "/org/freedesktop/DBus",
     interface: "org.freedesktop.DBus",
 };
-const LOGIND: Target = Target {
+const LOGIND: MethodAddress = MethodAddress {
     destination: "org.freedesktop.login1",
     path: "/org/freedesktop/login1",
     interface: "org.freedesktop.login1.Manager",
 };
-const PROPERTIES: Target = Target {
+const PROPERTIES: MethodAddress = MethodAddress {
     interface: "org.freedesktop.DBus.Properties",
     ..LOGIND
 };
-const SYSTEMD: Target = Target {
+const SYSTEMD: MethodAddress = MethodAddress {
     destination: "org.freedesktop.systemd1",
     path: "/org/freedesktop/systemd1",
     interface: "org.freedesktop.systemd1.Manager",
@@ -55,14 +55,14 @@ const SYSTEMD: Target = Target {
 
 /// Paths of the bus and of logind's configuration.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct LogindPaths {
     /// Socket of the system's bus.
     pub bus: PathBuf,
     /// Directory of drop-ins of logind's configuration.
     pub drop_ins: PathBuf,
 }
 
-impl Default for Places {
+impl Default for LogindPaths {
     fn default() -> Self {
         Self {
             bus: "/run/dbus/system_bus_socket".into(),
@@ -73,25 +73,25 @@ impl Default for Places {
 
 /// A lock that delays the end of the machine, and the connection on which logind's signal comes. Dropping it lets go.
 #[derive(Debug)]
-pub struct Inhibitor {
-    bus: Bus,
+pub struct ShutdownInhibitor {
+    bus: BusConnection,
     lock: Option<OwnedFd>,
     /// Longest time that logind waits.
     delay: Duration,
 }
 
-impl Inhibitor {
+impl ShutdownInhibitor {
     /// Takes the lock. Has logind wait `needed`, if it would wait less; [`Self::delay`] tells the time that it then
     /// waits. Blocks.
     ///
     /// # Errors
     /// See [`BusError`]: there is no bus, no logind, or it does not let us.
-    pub fn take(places: &Places, needed: Duration) -> Result<Self, BusError> {
-        let mut bus = Bus::open(&places.bus, WORD, PATIENCE)?;
-        bus.call(DAEMON, "Hello", Body::default())?;
+    pub fn take(places: &LogindPaths, needed: Duration) -> Result<Self, BusError> {
+        let mut bus = BusConnection::open(&places.bus, WORD, PATIENCE)?;
+        bus.call(DAEMON, "Hello", CallArguments::default())?;
         let rule = "type='signal',sender='org.freedesktop.login1',\
                     interface='org.freedesktop.login1.Manager',member='PrepareForShutdown'";
-        bus.call(DAEMON, "AddMatch", Body::default().text(rule))?;
+        bus.call(DAEMON, "AddMatch", CallArguments::default().text(rule))?;
         let mut delay = read_delay(&mut bus)?;
         if delay < needed {
             match lengthen(&mut bus, &places.drop_ins, needed) {
@@ -121,7 +121,7 @@ impl Inhibitor {
     /// See [`BusError`].
     pub fn take_lock(&mut self) -> Result<(), BusError> {
         self.bus.within(Some(PATIENCE));
-        let body = Body::default().text("shutdown").text("kubelet");
+        let body = CallArguments::default().text("shutdown").text("kubelet");
         let body = body
             .text("Kubelet needs time to handle node shutdown")
             .text("delay");
@@ -166,9 +166,9 @@ impl Inhibitor {
 
     /// Returns true if the signal is logind's. Any client of the bus may send a signal of this name; the bus writes its
     /// sender.
-    fn is_from_logind(&mut self, signal: &Message) -> Result<bool, BusError> {
+    fn is_from_logind(&mut self, signal: &BusMessage) -> Result<bool, BusError> {
         self.bus.within(Some(PATIENCE));
-        let name = Body::default().text(LOGIND.destination);
+        let name = CallArguments::default().text(LOGIND.destination);
         match self.bus.call(DAEMON, "GetNameOwner", name) {
             Ok(owner) => Ok(owner.arguments("s")?.text()? == signal.sender),
             Err(e) if e.is(NO_OWNER) => Ok(false),
@@ -177,8 +177,8 @@ impl Inhibitor {
     }
 }
 
-fn read_delay(bus: &mut Bus) -> Result<Duration, BusError> {
-    let body = Body::default()
+fn read_delay(bus: &mut BusConnection) -> Result<Duration, BusError> {
+    let body = CallArguments::default()
         .text(LOGIND.interface)
         .text("InhibitDelayMaxUSec");
     let answer = bus.call(PROPERTIES, "Get", body)?;
@@ -190,7 +190,11 @@ fn read_delay(bus: &mut Bus) -> Result<Duration, BusError> {
 }
 
 /// Has logind wait longer (SHUT-02). Returns the time that it then waits.
-fn lengthen(bus: &mut Bus, drop_ins: &Path, needed: Duration) -> Result<Duration, BusError> {
+fn lengthen(
+    bus: &mut BusConnection,
+    drop_ins: &Path,
+    needed: Duration,
+) -> Result<Duration, BusError> {
     let path = drop_ins.join(DROP_IN);
     let seconds = needed.as_millis().div_ceil(1000);
     let text = format!(
@@ -203,7 +207,9 @@ fn lengthen(bus: &mut Bus, drop_ins: &Path, needed: Duration) -> Result<Duration
         .create(drop_ins)
         .and_then(|()| file::write_atomic(&path, text.as_bytes(), 0o644, true))
         .map_err(|source| BusError::Io { path, source })?;
-    let body = Body::default().text("systemd-logind.service").text("all");
+    let body = CallArguments::default()
+        .text("systemd-logind.service")
+        .text("all");
     bus.call(SYSTEMD, "KillUnit", body.signed(SIGHUP))?;
     let mut delay = read_delay(bus)?;
     let mut looks = 0;

@@ -32,9 +32,9 @@ use std::{
 
 use nix::sys::socket::{self as nix_socket, AddressFamily, SockFlag, SockType, UnixAddr};
 
-use self::wire::{Body, Message, Target};
+use self::wire::{BusMessage, CallArguments, MethodAddress};
 use crate::{
-    api::Mono,
+    api::MonoTime,
     sys::{clock, socket},
 };
 
@@ -104,7 +104,7 @@ impl BusError {
 
 /// A connection. See the module.
 #[derive(Debug)]
-pub struct Bus {
+pub struct BusConnection {
     stream: UnixStream,
     path: PathBuf,
     serial: u32,
@@ -114,12 +114,12 @@ pub struct Bus {
     fd: Option<OwnedFd>,
     /// Signals of this name are kept.
     wanted: &'static str,
-    signals: VecDeque<Message>,
+    signals: VecDeque<BusMessage>,
     /// Time at which waiting ends, and the limit that was set; `None`: never.
-    until: Option<(Mono, Duration)>,
+    until: Option<(MonoTime, Duration)>,
 }
 
-impl Bus {
+impl BusConnection {
     /// Connects to the socket at `path` and greets the bus. What follows has to end within `patience`. Signals named
     /// `wanted` are kept until they are asked for.
     ///
@@ -166,10 +166,10 @@ impl Bus {
     /// Calls a method and waits for its answer.
     pub fn call(
         &mut self,
-        to: Target,
+        to: MethodAddress,
         member: &'static str,
-        body: Body,
-    ) -> Result<Message, BusError> {
+        body: CallArguments,
+    ) -> Result<BusMessage, BusError> {
         self.serial += 1;
         self.send(&body.into_call(self.serial, to, member))?;
         loop {
@@ -193,7 +193,7 @@ impl Bus {
 
     /// Waits for the next wanted signal; signals that came meanwhile are returned first. `what`: name of the wait, for
     /// errors.
-    pub fn signal(&mut self, what: &'static str) -> Result<Message, BusError> {
+    pub fn signal(&mut self, what: &'static str) -> Result<BusMessage, BusError> {
         loop {
             if let Some(signal) = self.signals.pop_front() {
                 return Ok(signal);
@@ -215,7 +215,7 @@ impl Bus {
         self.fd.take()
     }
 
-    fn keep(&mut self, message: Message) {
+    fn keep(&mut self, message: BusMessage) {
         if message.kind == wire::SIGNAL
             && message.member == self.wanted
             && message.body.len() <= MAX_SIGNAL
@@ -227,12 +227,12 @@ impl Bus {
         }
     }
 
-    fn read(&mut self, what: &'static str) -> Result<Message, BusError> {
+    fn read(&mut self, what: &'static str) -> Result<BusMessage, BusError> {
         self.fill(wire::FIXED, what)?;
         let fixed = core::array::from_fn(|n| self.input[n]);
         let (header, whole) = wire::lengths(&fixed)?;
         self.fill(whole, what)?;
-        let message = Message::read(&self.input[..whole], header);
+        let message = BusMessage::read(&self.input[..whole], header);
         self.input.drain(..whole);
         self.input.shrink_to(PIECE);
         message
@@ -312,7 +312,7 @@ fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-impl AsFd for Bus {
+impl AsFd for BusConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::*;
-use crate::{bus::logind::Places, cgroup::Slices, sys::lane::Lane};
+use crate::{bus::logind::LogindPaths, cgroup::Slices, sys::lane::Lane};
 
 /// Reaction of the double to a call of a method.
 #[derive(Clone)]
@@ -139,7 +139,7 @@ fn read_call(stream: &mut UnixStream) -> Option<(Call, u32)> {
     bytes.resize(whole, 0);
     stream.read_exact(&mut bytes[wire::FIXED..]).ok()?;
     let serial = u32::from_le_bytes(core::array::from_fn(|n| bytes[8 + n]));
-    let member = Message::read(&bytes, header).expect("a message").member;
+    let member = BusMessage::read(&bytes, header).expect("a message").member;
     Some((Call { member, bytes }, serial))
 }
 
@@ -289,8 +289,8 @@ pub(crate) fn logind(delay_us: u64) -> impl FnMut(&Call) -> Reply + Send + 'stat
     }
 }
 
-pub(crate) fn places(double: &Double) -> Places {
-    Places {
+pub(crate) fn places(double: &Double) -> LogindPaths {
+    LogindPaths {
         bus: double.path.clone(),
         drop_ins: double.path.with_extension("d"),
     }

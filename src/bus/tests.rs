@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    logind::Inhibitor,
+    logind::ShutdownInhibitor,
     testing::{Double, Reply, logind, message, places, shutdown, signal, text},
     *,
 };
@@ -152,14 +152,14 @@ fn a_connection_that_breaks_off_is_made_again() {
 #[test]
 fn one_that_says_nothing_is_not_waited_for() {
     let double = Double::new(|_| Reply::Hang);
-    let mut bus = Bus::open(&double.path, "x", PATIENCE).expect("a bus");
+    let mut bus = BusConnection::open(&double.path, "x", PATIENCE).expect("a bus");
     bus.within(Some(Duration::from_millis(50)));
-    let to = Target {
+    let to = MethodAddress {
         destination: "",
         path: "/",
         interface: "a.b",
     };
-    let e = bus.call(to, "M", Body::default());
+    let e = bus.call(to, "M", CallArguments::default());
     assert!(matches!(e, Err(BusError::Late { what: "M", .. })), "{e:?}");
 }
 
@@ -179,7 +179,7 @@ fn one_that_takes_nobody_in_is_not_waited_for() {
     };
     let full = full.expect_err("it is full");
     assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
-    let e = Bus::open(&path, "x", patience);
+    let e = BusConnection::open(&path, "x", patience);
     std::fs::remove_file(&path).expect("clean up");
     assert!(matches!(e, Err(BusError::Late { .. })), "{e:?}");
 }
@@ -189,7 +189,8 @@ fn the_end_of_the_machine_is_delayed() {
     // SHUT-02 SHUT-06
     let double = Double::new(logind(5_000_000));
     let places = places(&double);
-    let mut inhibitor = Inhibitor::take(&places, Duration::from_millis(29_500)).expect("a lock");
+    let mut inhibitor =
+        ShutdownInhibitor::take(&places, Duration::from_millis(29_500)).expect("a lock");
     assert_eq!(inhibitor.delay(), Duration::from_secs(60));
     let written =
         std::fs::read_to_string(places.drop_ins.join("99-kubelet.conf")).expect("drop-in");
@@ -256,7 +257,7 @@ fn a_delay_that_is_long_enough_stays() {
     // SHUT-02
     let double = Double::new(logind(30_000_000));
     let places = places(&double);
-    let inhibitor = Inhibitor::take(&places, Duration::from_secs(30)).expect("a lock");
+    let inhibitor = ShutdownInhibitor::take(&places, Duration::from_secs(30)).expect("a lock");
     assert_eq!(inhibitor.delay(), Duration::from_secs(30));
     assert!(!places.drop_ins.exists());
     assert_eq!(double.members(), ["Hello", "AddMatch", "Get", "Inhibit"]);
@@ -269,7 +270,7 @@ fn a_lock_is_taken_although_the_delay_cannot_be_set() {
     let places = places(&double);
     // No directory can be made there, whoever tries.
     std::fs::write(&places.drop_ins, "").expect("a file");
-    let taken = Inhibitor::take(&places, Duration::from_secs(30));
+    let taken = ShutdownInhibitor::take(&places, Duration::from_secs(30));
     std::fs::remove_file(&places.drop_ins).expect("clean up");
     assert_eq!(taken.expect("a lock").delay(), Duration::from_secs(5));
     assert_eq!(double.members(), ["Hello", "AddMatch", "Get", "Inhibit"]);
@@ -327,13 +328,15 @@ fn the_real_daemon_understands_us() {
         return;
     };
     let path = daemon.dir.join("bus");
-    let mut bus = Bus::open(&path, "NameAcquired", PATIENCE).expect("a bus");
-    let to = Target {
+    let mut bus = BusConnection::open(&path, "NameAcquired", PATIENCE).expect("a bus");
+    let to = MethodAddress {
         destination: "org.freedesktop.DBus",
         path: "/org/freedesktop/DBus",
         interface: "org.freedesktop.DBus",
     };
-    let hello = bus.call(to, "Hello", Body::default()).expect("a name");
+    let hello = bus
+        .call(to, "Hello", CallArguments::default())
+        .expect("a name");
     let own = hello
         .arguments("s")
         .expect("a text")
@@ -349,23 +352,26 @@ fn the_real_daemon_understands_us() {
         .expect("a name")
         .to_owned();
     assert_eq!(told, own);
-    let owner = Body::default().text("no.such.name");
+    let owner = CallArguments::default().text("no.such.name");
     let e = bus.call(to, "GetNameOwner", owner).expect_err("nobody");
     assert!(e.is("org.freedesktop.DBus.Error.NameHasNoOwner"), "{e}");
-    let rule = Body::default().text("type='signal',member='X'");
+    let rule = CallArguments::default().text("type='signal',member='X'");
     bus.call(to, "AddMatch", rule).expect("a rule");
     // The daemon checks a message in full before it passes it on; no client here has the method.
-    let to = Target {
+    let to = MethodAddress {
         destination: "org.freedesktop.systemd1",
         ..to
     };
     let properties = [
-        ("A", wire::Value::Bool(true)),
-        ("B", wire::Value::Number(u64::MAX)),
-        ("C", wire::Value::Text("c".into())),
-        ("D", wire::Value::Texts(vec!["d".into(), "e".into()])),
+        ("A", wire::PropertyValue::Bool(true)),
+        ("B", wire::PropertyValue::Number(u64::MAX)),
+        ("C", wire::PropertyValue::Text("c".into())),
+        (
+            "D",
+            wire::PropertyValue::Texts(vec!["d".into(), "e".into()]),
+        ),
     ];
-    let body = Body::default().text("x").flag(true).signed(-1);
+    let body = CallArguments::default().text("x").flag(true).signed(-1);
     let body = body.properties(&properties).no_auxiliaries();
     let e = bus
         .call(to, "StartTransientUnit", body)

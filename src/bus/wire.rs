@@ -27,7 +27,7 @@ const SIGNATURE: u8 = 8;
 
 /// Address of a method.
 #[derive(Clone, Copy, Debug)]
-pub struct Target {
+pub struct MethodAddress {
     /// Name of its owner on the bus; empty without a bus in between.
     pub destination: &'static str,
     /// Path of its object.
@@ -38,7 +38,7 @@ pub struct Target {
 
 /// A value of a property.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum PropertyValue {
     /// `b`
     Bool(bool),
     /// `t`
@@ -50,16 +50,16 @@ pub enum Value {
 }
 
 /// A property and its value, as `a(sv)` has them.
-pub type Property = (&'static str, Value);
+pub type BusProperty = (&'static str, PropertyValue);
 
 /// Arguments of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Body {
+pub struct CallArguments {
     signature: String,
     bytes: Vec<u8>,
 }
 
-impl Body {
+impl CallArguments {
     /// `s`
     #[must_use]
     pub fn text(mut self, text: &str) -> Self {
@@ -86,7 +86,7 @@ impl Body {
 
     /// `a(sv)`
     #[must_use]
-    pub fn properties(mut self, properties: &[Property]) -> Self {
+    pub fn properties(mut self, properties: &[BusProperty]) -> Self {
         self.signature.push_str("a(sv)");
         put_array(&mut self.bytes, 8, |bytes| {
             for (name, value) in properties {
@@ -107,14 +107,14 @@ impl Body {
     }
 
     /// Makes the whole call. `serial` is not 0.
-    pub(super) fn into_call(self, serial: u32, to: Target, member: &str) -> Vec<u8> {
+    pub(super) fn into_call(self, serial: u32, to: MethodAddress, member: &str) -> Vec<u8> {
         let words = [
             (PATH, 'o', to.path),
             (INTERFACE, 's', to.interface),
             (MEMBER, 's', member),
             (DESTINATION, 's', to.destination),
         ];
-        let mut fields = Fields::default();
+        let mut fields = HeaderFieldsWriter::default();
         for (code, kind, text) in words {
             if !text.is_empty() {
                 fields.text(code, kind, text);
@@ -126,9 +126,9 @@ impl Body {
 
 /// Header fields that are being written.
 #[derive(Default)]
-struct Fields(Vec<u8>);
+struct HeaderFieldsWriter(Vec<u8>);
 
-impl Fields {
+impl HeaderFieldsWriter {
     fn begin(&mut self, code: u8, kind: char) {
         align(&mut self.0, 8);
         self.0.push(code);
@@ -141,7 +141,7 @@ impl Fields {
     }
 
     /// The fields begin at a multiple of 8, so what is aligned in them is aligned in the message.
-    fn message(mut self, kind: u8, serial: u32, body: Body) -> Vec<u8> {
+    fn message(mut self, kind: u8, serial: u32, body: CallArguments) -> Vec<u8> {
         if !body.signature.is_empty() {
             self.begin(SIGNATURE, 'g');
             put_signature(&mut self.0, &body.signature);
@@ -183,22 +183,22 @@ fn put_signature(bytes: &mut Vec<u8>, signature: &str) {
     bytes.push(0);
 }
 
-fn put_variant(bytes: &mut Vec<u8>, value: &Value) {
+fn put_variant(bytes: &mut Vec<u8>, value: &PropertyValue) {
     match value {
-        Value::Bool(flag) => {
+        PropertyValue::Bool(flag) => {
             put_signature(bytes, "b");
             put_number(bytes, u32::from(*flag));
         }
-        Value::Number(number) => {
+        PropertyValue::Number(number) => {
             put_signature(bytes, "t");
             align(bytes, 8);
             bytes.extend(number.to_le_bytes());
         }
-        Value::Text(text) => {
+        PropertyValue::Text(text) => {
             put_signature(bytes, "s");
             put_text(bytes, text);
         }
-        Value::Texts(texts) => {
+        PropertyValue::Texts(texts) => {
             put_signature(bytes, "as");
             put_array(bytes, 4, |bytes| {
                 for text in texts {
@@ -241,7 +241,7 @@ pub(super) fn lengths(fixed: &[u8; FIXED]) -> Result<(usize, usize), BusError> {
 
 /// A message that came.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Message {
+pub struct BusMessage {
     pub(super) kind: u8,
     /// Serial of the call that it answers.
     pub(super) answers: u32,
@@ -254,7 +254,7 @@ pub struct Message {
     pub(super) body: Vec<u8>,
 }
 
-impl Message {
+impl BusMessage {
     /// Reads a message from all its bytes. `header` is the length of its header.
     pub(super) fn read(bytes: &[u8], header: usize) -> Result<Self, BusError> {
         let mut message = Self {
@@ -262,7 +262,7 @@ impl Message {
             body: bytes[header..].into(),
             ..Self::default()
         };
-        let mut fields = Reader {
+        let mut fields = BusMessageReader {
             bytes: &bytes[..header],
             at: 12,
         };
@@ -286,11 +286,11 @@ impl Message {
     }
 
     /// Reader of the arguments. An error, if they are not of this signature.
-    pub fn arguments(&self, signature: &str) -> Result<Reader<'_>, BusError> {
+    pub fn arguments(&self, signature: &str) -> Result<BusMessageReader<'_>, BusError> {
         if self.signature != signature {
             return Err(BusError::Nonsense("an answer of another type"));
         }
-        Ok(Reader {
+        Ok(BusMessageReader {
             bytes: &self.body,
             at: 0,
         })
@@ -298,12 +298,12 @@ impl Message {
 }
 
 /// Position of a reader in a message. Reading beyond its end is an error.
-pub struct Reader<'a> {
+pub struct BusMessageReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> BusMessageReader<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], BusError> {
         let taken = self.bytes.get(self.at..).and_then(|left| left.get(..count));
         self.at = self.at.saturating_add(count);

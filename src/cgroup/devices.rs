@@ -4,10 +4,10 @@
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
-use super::{Cgroups, Version};
+use super::{CgroupVersion, Cgroups};
 use crate::{
-    api::device::{Allowed, LiveRules, Number},
-    sys::bpf::{self, Instruction},
+    api::device::{DeviceAccess, DeviceNumber, LiveDeviceRules},
+    sys::bpf::{self, BpfInstruction},
 };
 
 /// Name of the program in the kernel.
@@ -21,20 +21,24 @@ impl Cgroups {
     ///
     /// # Errors
     /// The kernel refuses it; devices that should be closed may stay open then.
-    pub fn allow_devices(&self, rules: &LiveRules, before: &[Allowed]) -> io::Result<()> {
+    pub fn allow_devices(
+        &self,
+        rules: &LiveDeviceRules,
+        before: &[DeviceAccess],
+    ) -> io::Result<()> {
         let Some(dir) = self.hierarchy.dir("devices", &rules.cgroup) else {
             return Err(io::Error::other("there is no cgroup of devices"));
         };
         match self.hierarchy.version() {
-            Version::V1 => write_rules(&dir, rules, before),
-            Version::V2 => filter(&dir, rules),
+            CgroupVersion::V1 => write_rules(&dir, rules, before),
+            CgroupVersion::V2 => filter(&dir, rules),
         }
     }
 }
 
-fn write_rules(dir: &Path, rules: &LiveRules, before: &[Allowed]) -> io::Result<()> {
-    let write = |file: &str, allowed: &Allowed| {
-        let Allowed {
+fn write_rules(dir: &Path, rules: &LiveDeviceRules, before: &[DeviceAccess]) -> io::Result<()> {
+    let write = |file: &str, allowed: &DeviceAccess| {
+        let DeviceAccess {
             number: (block, major, minor),
             access,
         } = allowed;
@@ -42,7 +46,7 @@ fn write_rules(dir: &Path, rules: &LiveRules, before: &[Allowed]) -> io::Result<
         fs::write(dir.join(file), format!("{kind} {major}:{minor} {access}"))
     };
     for old in before {
-        let has = |number: &Number| *number == old.number;
+        let has = |number: &DeviceNumber| *number == old.number;
         let stays = rules.allowed.iter().map(|allowed| &allowed.number).any(has);
         let limited = rules.limited.iter().map(|allowed| &allowed.number);
         if !stays && !rules.others.iter().chain(limited).any(has) {
@@ -55,7 +59,7 @@ fn write_rules(dir: &Path, rules: &LiveRules, before: &[Allowed]) -> io::Result<
         .try_for_each(|allowed| write("devices.allow", allowed))
 }
 
-fn filter(dir: &Path, rules: &LiveRules) -> io::Result<()> {
+fn filter(dir: &Path, rules: &LiveDeviceRules) -> io::Result<()> {
     let group = fs::File::open(dir)?;
     let old = bpf::attached(&group, PROGRAM)?;
     let program = bpf::load(&instructions(rules)?, PROGRAM)?;
@@ -65,17 +69,17 @@ fn filter(dir: &Path, rules: &LiveRules) -> io::Result<()> {
 }
 
 /// `code`, registers, jump, and number, as in `struct bpf_insn`.
-const fn instruction(code: u8, to: u8, from: u8, jump: i16, number: u32) -> Instruction {
+const fn instruction(code: u8, to: u8, from: u8, jump: i16, number: u32) -> BpfInstruction {
     let [j0, j1] = jump.to_ne_bytes();
     let [n0, n1, n2, n3] = number.to_ne_bytes();
     let registers = match cfg!(target_endian = "little") {
         true => from << 4 | to,
         false => to << 4 | from,
     };
-    Instruction::from_ne_bytes([code, registers, j0, j1, n0, n1, n2, n3])
+    BpfInstruction::from_ne_bytes([code, registers, j0, j1, n0, n1, n2, n3])
 }
 
-const fn answer(yes: bool) -> [Instruction; 2] {
+const fn answer(yes: bool) -> [BpfInstruction; 2] {
     const SET: u8 = 0xb7;
     const EXIT: u8 = 0x95;
     [
@@ -94,7 +98,7 @@ const MINOR: u8 = 5;
 const WAYS: u8 = 6;
 
 /// Access to each device number. Rules for the same number add up.
-fn ways(rules: &LiveRules) -> BTreeMap<Number, u32> {
+fn ways(rules: &LiveDeviceRules) -> BTreeMap<DeviceNumber, u32> {
     let others = rules.others.iter().map(|number| (*number, READS | WRITES));
     let each = rules.allowed.iter().chain(&rules.limited).map(|allowed| {
         let bit = |letter, bit| {
@@ -121,7 +125,7 @@ const WRITES: u32 = 4;
 /// Making a node is no use of a device, and stays allowed.
 ///
 /// - Errors: there are too many.
-fn instructions(rules: &LiveRules) -> io::Result<Vec<Instruction>> {
+fn instructions(rules: &LiveDeviceRules) -> io::Result<Vec<BpfInstruction>> {
     const LOAD: u8 = 0x61;
     const COPY: u8 = 0xbc;
     const AND: u8 = 0x54;
@@ -168,7 +172,7 @@ fn instructions(rules: &LiveRules) -> io::Result<Vec<Instruction>> {
 }
 
 /// Jumps over so many instructions if the register is something else.
-const fn unless(register: u8, number: u32, past: i16) -> Instruction {
+const fn unless(register: u8, number: u32, past: i16) -> BpfInstruction {
     const IF_OTHER: u8 = 0x55;
     instruction(IF_OTHER, register, 0, past, number)
 }
@@ -189,16 +193,21 @@ mod tests {
         point.map(PathBuf::from)
     }
 
-    fn rules(cgroup: &str, majors: &[(bool, u32)], minors: &[u32], others: &[u32]) -> LiveRules {
+    fn rules(
+        cgroup: &str,
+        majors: &[(bool, u32)],
+        minors: &[u32],
+        others: &[u32],
+    ) -> LiveDeviceRules {
         let number = |minor: &u32| (false, 1, *minor);
-        LiveRules {
+        LiveDeviceRules {
             cgroup: cgroup.into(),
             majors: majors.to_vec(),
             others: others.iter().map(number).collect(),
             limited: Vec::new(),
             allowed: minors
                 .iter()
-                .map(|minor| Allowed {
+                .map(|minor| DeviceAccess {
                     number: number(minor),
                     access: "rw".into(),
                 })
@@ -256,7 +265,7 @@ mod tests {
             before = rules.allowed;
         }
         // A device that may only be read must not be written, even if the OCI runtime has opened it.
-        let read_only = |number| Allowed {
+        let read_only = |number| DeviceAccess {
             number,
             access: "r".into(),
         };
@@ -266,7 +275,7 @@ mod tests {
         cgroups.allow_devices(&some, &before).expect("taken");
         assert_eq!(usable().replace(" tty", ""), "null zero full made");
         assert_eq!(opened_for_writing(), "zero");
-        some.limited.push(Allowed {
+        some.limited.push(DeviceAccess {
             number: (false, 1, 7),
             access: "w".into(),
         });

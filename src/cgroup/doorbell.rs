@@ -26,7 +26,7 @@ const EVENTS_BYTES: usize = 512;
 ///
 /// Both files say so by `EPOLLPRI` alone and are readable at all times: they are waited for by an epoll of their own.
 #[derive(Debug)]
-pub struct MemoryBell {
+pub struct MemoryDoorbell {
     epoll: Epoll,
     /// A copy of the epoll for the executor to wait on.
     ready: Async<OwnedFd>,
@@ -35,7 +35,7 @@ pub struct MemoryBell {
     events: Option<File>,
 }
 
-impl MemoryBell {
+impl MemoryDoorbell {
     /// Sets the triggers; `kubepods` is the group of all pods.
     ///
     /// - Errors: there is nothing that could ring.
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn what_rings() {
-        MemoryBell::over(Path::new("/none"), None).expect_err("nothing could ring");
+        MemoryDoorbell::over(Path::new("/none"), None).expect_err("nothing could ring");
         if !nix::unistd::geteuid().is_root() {
             skipped!("doorbell of memory: needs root");
             return;
@@ -111,15 +111,15 @@ mod tests {
         let stalls = Path::new("/proc/pressure/memory");
         // A pressure file that can be read takes a trigger of root.
         if std::fs::read(stalls).is_ok() {
-            drop(MemoryBell::over(stalls, None).expect("laid"));
+            drop(MemoryDoorbell::over(stalls, None).expect("laid"));
         }
         // The mount table tells a change in the same way: by EPOLLPRI, and is readable at all times.
         let mounts = Path::new("/proc/self/mounts");
-        let mut bell = MemoryBell::over(Path::new("/none"), Some(mounts.into())).expect("laid");
+        let mut bell = MemoryDoorbell::over(Path::new("/none"), Some(mounts.into())).expect("laid");
         let dir = crate::testing::unused_path("bell");
         std::fs::create_dir_all(&dir).expect("directory");
         // A look takes the event, and so does a wait: the act comes after the wait has begun.
-        let ring = |bell: &mut MemoryBell, act: &dyn Fn() -> nix::Result<()>| {
+        let ring = |bell: &mut MemoryDoorbell, act: &dyn Fn() -> nix::Result<()>| {
             smol::block_on(async {
                 let mut rung = Box::pin(bell.rung());
                 // Other tests mount, too.

@@ -3,14 +3,14 @@
 use core::time::Duration;
 use std::{fs, io, path::PathBuf};
 
-use super::{CgroupError, Hierarchy, Version, read_file};
+use super::{CgroupError, CgroupVersion, Hierarchy, read_file};
 
 /// Longest wait until all stand still, and pause between two looks: a process that waits for a dead share never does.
 const WAIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(2);
 
 /// File to write, word for stop and for go on, file to look at, and its line once all stand still.
-struct Files {
+struct FreezerFiles {
     dir: PathBuf,
     write: &'static str,
     words: [&'static str; 2],
@@ -18,18 +18,18 @@ struct Files {
     stopped: &'static str,
 }
 
-fn files(hierarchy: &Hierarchy, path: &str) -> Result<Files, CgroupError> {
+fn files(hierarchy: &Hierarchy, path: &str) -> Result<FreezerFiles, CgroupError> {
     let dir = hierarchy.dir("freezer", path);
     let dir = dir.ok_or(CgroupError::NoController("freezer"))?;
     Ok(match hierarchy.version() {
-        Version::V1 => Files {
+        CgroupVersion::V1 => FreezerFiles {
             dir,
             write: "freezer.state",
             words: ["FROZEN", "THAWED"],
             look: "freezer.state",
             stopped: "FROZEN",
         },
-        Version::V2 => Files {
+        CgroupVersion::V2 => FreezerFiles {
             dir,
             write: "cgroup.freeze",
             words: ["1", "0"],

@@ -1,6 +1,6 @@
 //! Mount points of the control group hierarchies.
 
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -8,7 +8,7 @@ use std::{
 
 /// The layout of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
+pub enum CgroupVersion {
     /// Each controller has its own mount; a bare version 2 tree may lie beside them.
     V1,
     /// All controllers share one tree.
@@ -18,7 +18,7 @@ pub enum Version {
 /// Mount points by controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hierarchy {
-    version: Version,
+    version: CgroupVersion,
     /// Version 1: controller or `name=x` → mount point. Version 2: empty.
     controllers: BTreeMap<String, PathBuf>,
     /// The version 2 tree, if mounted.
@@ -64,11 +64,11 @@ impl Hierarchy {
             }
         }
         let version = if controllers.contains_key("cpu") || controllers.contains_key("memory") {
-            Version::V1
+            CgroupVersion::V1
         } else {
             unified.as_ref()?;
             controllers.clear();
-            Version::V2
+            CgroupVersion::V2
         };
         Some(Self {
             version,
@@ -79,7 +79,7 @@ impl Hierarchy {
 
     /// The layout.
     #[must_use]
-    pub const fn version(&self) -> Version {
+    pub const fn version(&self) -> CgroupVersion {
         self.version
     }
 
@@ -87,8 +87,8 @@ impl Hierarchy {
     #[must_use]
     pub fn has(&self, controller: &str) -> bool {
         match self.version {
-            Version::V1 => self.controllers.contains_key(controller),
-            Version::V2 => self.unified.as_ref().is_some_and(|root| {
+            CgroupVersion::V1 => self.controllers.contains_key(controller),
+            CgroupVersion::V2 => self.unified.as_ref().is_some_and(|root| {
                 super::read_file(&root.join("cgroup.controllers"))
                     .is_ok_and(|list| list.split_whitespace().any(|c| c == controller))
             }),
@@ -99,8 +99,8 @@ impl Hierarchy {
     #[must_use]
     pub fn dir(&self, controller: &str, path: &str) -> Option<PathBuf> {
         let mount = match self.version {
-            Version::V1 => self.controllers.get(controller),
-            Version::V2 => self.unified.as_ref(),
+            CgroupVersion::V1 => self.controllers.get(controller),
+            CgroupVersion::V2 => self.unified.as_ref(),
         }?;
         Some(below(mount, path))
     }
@@ -109,8 +109,8 @@ impl Hierarchy {
     #[must_use]
     pub fn tree(&self) -> Option<&Path> {
         match self.version {
-            Version::V1 => None,
-            Version::V2 => self.unified.as_deref(),
+            CgroupVersion::V1 => None,
+            CgroupVersion::V2 => self.unified.as_deref(),
         }
     }
 
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn finds_mounts() {
         let v1 = Hierarchy::parse(HYBRID).expect("mounted");
-        assert_eq!(v1.version(), Version::V1);
+        assert_eq!(v1.version(), CgroupVersion::V1);
         assert_eq!(
             v1.dir("cpu", "/kubepods/podx"),
             Some("/sys/fs/cgroup/cpu,cpuacct/kubepods/podx".into())
@@ -198,7 +198,7 @@ mod tests {
             "30 23 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n",
         )
         .expect("mounted");
-        assert_eq!(v2.version(), Version::V2);
+        assert_eq!(v2.version(), CgroupVersion::V2);
         assert_eq!(
             v2.dir("memory", "/kubepods"),
             Some("/sys/fs/cgroup/kubepods".into())

@@ -11,8 +11,8 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{CgroupError, Hierarchy, Version, read_file};
-use crate::api::order::Order;
+use super::{CgroupError, CgroupVersion, Hierarchy, read_file};
+use crate::api::order::OrderExt;
 
 /// Rounds of "kill all, try to remove" before giving up (RES-16).
 pub(super) const ROUNDS: u32 = 5;
@@ -48,7 +48,7 @@ pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
         return 0;
     }
     // Since Linux 5.14 one write kills all, faster than any fork.
-    if hierarchy.version() == Version::V2
+    if hierarchy.version() == CgroupVersion::V2
         && let Some(dir) = hierarchy.dir("", path)
         && fs::write(dir.join("cgroup.kill"), "1").is_ok()
     {
@@ -64,7 +64,7 @@ pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
 
 /// Thaws all groups in version 1, where a frozen process takes no signal.
 fn let_frozen_die(hierarchy: &Hierarchy, path: &str) {
-    if hierarchy.version() == Version::V1
+    if hierarchy.version() == CgroupVersion::V1
         && let Some(dir) = hierarchy.dir("freezer", path)
     {
         for group in subtree(&dir) {

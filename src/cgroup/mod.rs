@@ -24,13 +24,13 @@ use std::{
 
 use crate::api::PodError;
 use crate::api::cri::LinuxResources;
-use crate::api::order::Order;
-use crate::api::stats::{Detail, Usage};
+use crate::api::order::OrderExt;
+use crate::api::stats::{CgroupUsage, StatsDetail};
 use crate::bus::BusError;
 use crate::sys::{crash, lane::Lane};
 
-pub use doorbell::MemoryBell;
-pub use hierarchy::{Hierarchy, Version};
+pub use doorbell::MemoryDoorbell;
+pub use hierarchy::{CgroupVersion, Hierarchy};
 pub use slices::{SOCKET as SYSTEMD_SOCKET, Slices};
 
 /// Longest control file that is read, in bytes; `cgroup.procs` of a fork bomb is cut, and read again next round.
@@ -141,7 +141,7 @@ impl Cgroups {
 
     /// The machine's layout of control groups.
     #[must_use]
-    pub const fn version(&self) -> Version {
+    pub const fn version(&self) -> CgroupVersion {
         self.hierarchy.version()
     }
 
@@ -190,7 +190,7 @@ impl Cgroups {
     ) -> Result<(), CgroupError> {
         plain(path)?;
         match path.rsplit_once('/') {
-            Some((above, _)) if self.version() == Version::V2 => self.make(above)?,
+            Some((above, _)) if self.version() == CgroupVersion::V2 => self.make(above)?,
             _ => self.make(path)?,
         }
         self.create_leaf(path)?;
@@ -236,7 +236,7 @@ impl Cgroups {
 
     /// Reads the usage of the group and all groups below it; `None` if it is gone. A few small files are read.
     #[must_use]
-    pub fn usage(&self, path: &str, detail: Detail) -> Option<Usage> {
+    pub fn usage(&self, path: &str, detail: StatsDetail) -> Option<CgroupUsage> {
         plain(path).ok()?;
         usage::read(&self.hierarchy, path, detail)
     }
@@ -251,7 +251,7 @@ impl Cgroups {
 
     /// Reads the usage of the whole machine.
     #[must_use]
-    pub fn machine_usage(&self, detail: Detail) -> Usage {
+    pub fn machine_usage(&self, detail: StatsDetail) -> CgroupUsage {
         usage::read_machine(&self.hierarchy, Path::new("/proc"), detail)
     }
 
@@ -393,13 +393,13 @@ impl Cgroups {
 
     fn make(&self, path: &str) -> Result<(), CgroupError> {
         match self.version() {
-            Version::V1 => {
+            CgroupVersion::V1 => {
                 for dir in self.hierarchy.limit_dirs(path) {
                     fs::create_dir_all(&dir).map_err(|e| CgroupError::io(&dir, e))?;
                 }
                 Ok(())
             }
-            Version::V2 => values::make_v2(&self.hierarchy, path),
+            CgroupVersion::V2 => values::make_v2(&self.hierarchy, path),
         }
     }
 }

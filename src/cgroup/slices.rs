@@ -12,8 +12,8 @@ use super::values::weight;
 use crate::{
     api::cri::LinuxResources,
     bus::{
-        Bus, BusError,
-        wire::{Body, Property, Target, Value},
+        BusConnection, BusError,
+        wire::{BusProperty, CallArguments, MethodAddress, PropertyValue},
     },
     sys::lane::Lane,
 };
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Connections that are tried for one call. systemd closes all when it executes itself anew.
 const TRIES: u32 = 3;
 
-const MANAGER: Target = Target {
+const MANAGER: MethodAddress = MethodAddress {
     destination: "",
     path: "/org/freedesktop/systemd1",
     interface: "org.freedesktop.systemd1.Manager",
@@ -73,26 +73,29 @@ impl Slices {
             let mut all = vec![
                 (
                     "Description",
-                    Value::Text(format!("Pods of picolet: {unit}")),
+                    PropertyValue::Text(format!("Pods of picolet: {unit}")),
                 ),
                 // The slice above stays as long as this one.
-                ("Wants", Value::Texts(vec![parent(unit).into()])),
+                ("Wants", PropertyValue::Texts(vec![parent(unit).into()])),
                 // Each of these hands its controller down.
-                ("CPUAccounting", Value::Bool(true)),
-                ("IOAccounting", Value::Bool(true)),
-                ("MemoryAccounting", Value::Bool(true)),
-                ("TasksAccounting", Value::Bool(true)),
+                ("CPUAccounting", PropertyValue::Bool(true)),
+                ("IOAccounting", PropertyValue::Bool(true)),
+                ("MemoryAccounting", PropertyValue::Bool(true)),
+                ("TasksAccounting", PropertyValue::Bool(true)),
                 // Pods end with the machine in their own way, not in that of a unit.
-                ("DefaultDependencies", Value::Bool(false)),
+                ("DefaultDependencies", PropertyValue::Bool(false)),
             ];
             all.extend(limits.iter().cloned());
-            let body = Body::default().text(unit).text("replace");
+            let body = CallArguments::default().text(unit).text("replace");
             let body = body.properties(&all).no_auxiliaries();
             match job(bus, "StartTransientUnit", unit, body) {
                 Err(e) if e.is(UNIT_EXISTS) => {
                     // Until the machine goes down, as everything of a transient unit.
                     let runtime = true;
-                    let body = Body::default().text(unit).flag(runtime).properties(&limits);
+                    let body = CallArguments::default()
+                        .text(unit)
+                        .flag(runtime)
+                        .properties(&limits);
                     bus.call(MANAGER, "SetUnitProperties", body).map(drop)
                 }
                 made => made,
@@ -106,7 +109,7 @@ impl Slices {
     /// See [`BusError`]; it may be called again.
     pub fn stop(&self, unit: &str) -> Result<(), BusError> {
         self.ask(|bus| {
-            let body = Body::default().text(unit).text("replace");
+            let body = CallArguments::default().text(unit).text("replace");
             match job(bus, "StopUnit", unit, body) {
                 Err(e) if e.is(NO_SUCH_UNIT) => Ok(()),
                 stopped => stopped,
@@ -116,11 +119,14 @@ impl Slices {
 
     /// Opens a connection and makes a call on it. A connection that breaks is opened again: `call` may run several
     /// times.
-    fn ask(&self, call: impl Fn(&mut Bus) -> Result<(), BusError>) -> Result<(), BusError> {
+    fn ask(
+        &self,
+        call: impl Fn(&mut BusConnection) -> Result<(), BusError>,
+    ) -> Result<(), BusError> {
         let mut tries = 1;
         loop {
-            let asked =
-                Bus::open(&self.socket, "JobRemoved", PATIENCE).and_then(|mut bus| call(&mut bus));
+            let asked = BusConnection::open(&self.socket, "JobRemoved", PATIENCE)
+                .and_then(|mut bus| call(&mut bus));
             match asked {
                 Err(BusError::Io { .. }) if tries < TRIES => tries += 1,
                 asked => return asked,
@@ -136,7 +142,12 @@ pub(super) fn unit(path: &str) -> Option<&str> {
 }
 
 /// Calls a method that begins a job, and waits for the end of that.
-fn job(bus: &mut Bus, method: &'static str, unit: &str, body: Body) -> Result<(), BusError> {
+fn job(
+    bus: &mut BusConnection,
+    method: &'static str,
+    unit: &str,
+    body: CallArguments,
+) -> Result<(), BusError> {
     let answer = bus.call(MANAGER, method, body)?;
     let begun = answer.arguments("o")?.text()?;
     loop {
@@ -165,7 +176,7 @@ fn parent(unit: &str) -> String {
 }
 
 /// Translates limits into properties of systemd. Limits that it does not know (huge pages) are only written to files.
-fn properties(limits: &LinuxResources) -> Vec<Property> {
+fn properties(limits: &LinuxResources) -> Vec<BusProperty> {
     /// "infinity"
     const NONE: u64 = u64::MAX;
     /// Unit to which systemd rounds, microseconds of a second: a hundredth of a processor. The quota is rounded up, so
@@ -177,7 +188,7 @@ fn properties(limits: &LinuxResources) -> Vec<Property> {
     let mut all = Vec::new();
     let mut put = |name, value: Option<u64>| {
         if let Some(value) = value {
-            all.push((name, Value::Number(value)));
+            all.push((name, PropertyValue::Number(value)));
         }
     };
     put("CPUWeight", limits.cpu_shares.map(weight));
@@ -209,7 +220,7 @@ mod tests {
     #[test]
     fn limits_in_systemds_words() {
         // CG-10 CG-16
-        let number = |name, value| (name, Value::Number(value));
+        let number = |name, value| (name, PropertyValue::Number(value));
         let limits = LinuxResources {
             cpu_shares: Some(1024),
             cpu_quota_us: Some(1234),

@@ -9,9 +9,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Hierarchy, Version};
+use super::{CgroupVersion, Hierarchy};
 use crate::{
-    api::stats::{Cpu, Detail, Memory, Pressure, Stall, Swap, Throttled, Usage},
+    api::stats::{
+        CgroupUsage, CpuThrottling, CpuUsage, MemoryUsage, PressureStall, ResourcePressure,
+        StatsDetail, SwapUsage,
+    },
     sys::clock,
 };
 
@@ -25,11 +28,11 @@ const NS_PER_US: u64 = 1000;
 const NS_PER_S: u64 = 1_000_000_000;
 
 /// Reads the figures of one group; `None` if it is gone.
-pub(super) fn read(hierarchy: &Hierarchy, path: &str, detail: Detail) -> Option<Usage> {
-    let mut files = Files::new();
+pub(super) fn read(hierarchy: &Hierarchy, path: &str, detail: StatsDetail) -> Option<CgroupUsage> {
+    let mut files = UsageFileReader::new();
     let usage = match hierarchy.version() {
-        Version::V1 => read_v1(&mut files, hierarchy, path, detail),
-        Version::V2 => read_v2(&mut files, &hierarchy.dir("", path)?, detail),
+        CgroupVersion::V1 => read_v1(&mut files, hierarchy, path, detail),
+        CgroupVersion::V2 => read_v2(&mut files, &hierarchy.dir("", path)?, detail),
     };
     (usage.cpu.is_some() || usage.memory.is_some()).then_some(usage)
 }
@@ -37,7 +40,7 @@ pub(super) fn read(hierarchy: &Hierarchy, path: &str, detail: Detail) -> Option<
 /// Bytes written to `disk`, `MAJOR:MINOR`, by a group of version 2 and those below it; `None`: its writes are not counted.
 /// A disk that it never used has no line.
 pub(super) fn written(root: &Path, path: &str, disk: &str) -> Option<u64> {
-    let mut files = Files::new();
+    let mut files = UsageFileReader::new();
     let stat = files.read(&root.join(path.trim_start_matches('/')), "io.stat")?;
     let line = stat
         .lines()
@@ -50,8 +53,8 @@ pub(super) fn written(root: &Path, path: &str, disk: &str) -> Option<u64> {
 }
 
 /// Reads the figures of the whole machine.
-pub(super) fn read_machine(hierarchy: &Hierarchy, proc: &Path, detail: Detail) -> Usage {
-    let mut files = Files::new();
+pub(super) fn read_machine(hierarchy: &Hierarchy, proc: &Path, detail: StatsDetail) -> CgroupUsage {
+    let mut files = UsageFileReader::new();
     let mut usage = read(hierarchy, "/", detail).unwrap_or_default();
     usage.at = clock::wall();
     // The root of a tree has neither limits nor, with version 2, a sum of its memory.
@@ -68,25 +71,25 @@ pub(super) fn read_machine(hierarchy: &Hierarchy, proc: &Path, detail: Detail) -
     let kib = |name: &str| keyed(meminfo, name).map(|kib| kib.saturating_mul(1024));
     usage.swap = kib("SwapTotal:")
         .zip(kib("SwapFree:"))
-        .map(|(total, free)| Swap {
+        .map(|(total, free)| SwapUsage {
             usage_bytes: total.saturating_sub(free),
             limit_bytes: Some(total),
         });
-    if detail == Detail::Full {
+    if detail == StatsDetail::Full {
         usage.pressure = pressures(&mut files, &proc.join("pressure"), "");
     }
     usage
 }
 
-fn read_v2(files: &mut Files, dir: &Path, detail: Detail) -> Usage {
-    let mut usage = Usage {
+fn read_v2(files: &mut UsageFileReader, dir: &Path, detail: StatsDetail) -> CgroupUsage {
+    let mut usage = CgroupUsage {
         at: clock::wall(),
-        ..Usage::default()
+        ..CgroupUsage::default()
     };
-    let full = detail == Detail::Full;
+    let full = detail == StatsDetail::Full;
     if let Some(stat) = files.read(dir, "cpu.stat") {
         let ns = |name| keyed(stat, name).map(|us| us.saturating_mul(NS_PER_US));
-        usage.cpu = ns("usage_usec").map(|total_ns| Cpu {
+        usage.cpu = ns("usage_usec").map(|total_ns| CpuUsage {
             total_ns,
             user_system_ns: ns("user_usec").zip(ns("system_usec")),
             throttled: full
@@ -99,7 +102,7 @@ fn read_v2(files: &mut Files, dir: &Path, detail: Detail) -> Usage {
         let (anon, file) = (keyed(stat, "anon"), keyed(stat, "file"));
         // The root has no sum of its own.
         let sum = || anon.zip(file).map(|(a, f)| a.saturating_add(f));
-        usage.memory = current.or_else(sum).map(|usage_bytes| Memory {
+        usage.memory = current.or_else(sum).map(|usage_bytes| MemoryUsage {
             usage_bytes,
             working_set_bytes: usage_bytes
                 .saturating_sub(keyed(stat, "inactive_file").unwrap_or(0)),
@@ -113,10 +116,12 @@ fn read_v2(files: &mut Files, dir: &Path, detail: Detail) -> Usage {
     if let Some(memory) = &mut usage.memory {
         memory.limit_bytes = files.number(dir, "memory.max");
     }
-    usage.swap = files.number(dir, "memory.swap.current").map(|used| Swap {
-        usage_bytes: used,
-        limit_bytes: files.number(dir, "memory.swap.max"),
-    });
+    usage.swap = files
+        .number(dir, "memory.swap.current")
+        .map(|used| SwapUsage {
+            usage_bytes: used,
+            limit_bytes: files.number(dir, "memory.swap.max"),
+        });
     if full {
         usage.pids = files.number(dir, "pids.current");
         let events = files.read(dir, "memory.events");
@@ -128,18 +133,25 @@ fn read_v2(files: &mut Files, dir: &Path, detail: Detail) -> Usage {
     usage
 }
 
-fn read_v1(files: &mut Files, hierarchy: &Hierarchy, path: &str, detail: Detail) -> Usage {
-    let mut usage = Usage {
+fn read_v1(
+    files: &mut UsageFileReader,
+    hierarchy: &Hierarchy,
+    path: &str,
+    detail: StatsDetail,
+) -> CgroupUsage {
+    let mut usage = CgroupUsage {
         at: clock::wall(),
-        ..Usage::default()
+        ..CgroupUsage::default()
     };
-    let full = detail == Detail::Full;
+    let full = detail == StatsDetail::Full;
     let dir = |controller: &str| hierarchy.dir(controller, path);
     if let Some(dir) = dir("cpuacct") {
-        usage.cpu = files.number(&dir, "cpuacct.usage").map(|total_ns| Cpu {
-            total_ns,
-            ..Cpu::default()
-        });
+        usage.cpu = files
+            .number(&dir, "cpuacct.usage")
+            .map(|total_ns| CpuUsage {
+                total_ns,
+                ..CpuUsage::default()
+            });
         if full && let (Some(cpu), Some(stat)) = (&mut usage.cpu, files.read(&dir, "cpuacct.stat"))
         {
             let ns = |name| keyed(stat, name).map(|ticks| ticks.saturating_mul(NS_PER_S / TICKS));
@@ -167,7 +179,7 @@ fn read_v1(files: &mut Files, hierarchy: &Hierarchy, path: &str, detail: Detail)
     usage
 }
 
-fn memory_v1(files: &mut Files, dir: &Path, usage: &mut Usage) {
+fn memory_v1(files: &mut UsageFileReader, dir: &Path, usage: &mut CgroupUsage) {
     let Some(used) = files.number(dir, "memory.usage_in_bytes") else {
         return;
     };
@@ -177,7 +189,7 @@ fn memory_v1(files: &mut Files, dir: &Path, usage: &mut Usage) {
         .number(dir, "memory.memsw.limit_in_bytes")
         .filter(limited);
     let stat = files.read(dir, "memory.stat").unwrap_or("");
-    usage.memory = Some(Memory {
+    usage.memory = Some(MemoryUsage {
         usage_bytes: used,
         working_set_bytes: used.saturating_sub(keyed(stat, "total_inactive_file").unwrap_or(0)),
         rss_bytes: keyed(stat, "total_rss"),
@@ -186,7 +198,7 @@ fn memory_v1(files: &mut Files, dir: &Path, usage: &mut Usage) {
         faults: keyed(stat, "total_pgfault").zip(keyed(stat, "total_pgmajfault")),
         limit_bytes: limit,
     });
-    usage.swap = keyed(stat, "total_swap").map(|usage_bytes| Swap {
+    usage.swap = keyed(stat, "total_swap").map(|usage_bytes| SwapUsage {
         usage_bytes,
         limit_bytes: both
             .zip(limit)
@@ -195,14 +207,14 @@ fn memory_v1(files: &mut Files, dir: &Path, usage: &mut Usage) {
 }
 
 /// Reads the memory of the machine from `/proc/meminfo`, counted as in a root group of version 1.
-fn memory_of_machine(meminfo: &str) -> Memory {
+fn memory_of_machine(meminfo: &str) -> MemoryUsage {
     let bytes = |name: &str| keyed(meminfo, name).unwrap_or(0).saturating_mul(1024);
     let (anon, file) = (
         bytes("AnonPages:"),
         bytes("Cached:").saturating_add(bytes("Buffers:")),
     );
     let usage_bytes = anon.saturating_add(file);
-    Memory {
+    MemoryUsage {
         usage_bytes,
         working_set_bytes: usage_bytes.saturating_sub(bytes("Inactive(file):")),
         rss_bytes: Some(anon),
@@ -215,7 +227,7 @@ fn memory_of_machine(meminfo: &str) -> Memory {
 
 /// Reads the processor time of the machine from the first line of `/proc/stat`: all but idle, waiting for disks, and
 /// the time of guests, which is in `user` already.
-fn cpu_of_machine(stat: &str) -> Option<Cpu> {
+fn cpu_of_machine(stat: &str) -> Option<CpuUsage> {
     let ticks: Vec<u64> = stat
         .lines()
         .next()?
@@ -230,15 +242,15 @@ fn cpu_of_machine(stat: &str) -> Option<Cpu> {
     };
     // user nice system idle iowait irq softirq steal
     let (user, system) = (sum(&[0, 1]), sum(&[2, 5, 6]));
-    Some(Cpu {
+    Some(CpuUsage {
         total_ns: user.saturating_add(system),
         user_system_ns: Some((user, system)),
         throttled: None,
     })
 }
 
-fn throttled(stat: &str, throttled_ns: Option<u64>) -> Option<Throttled> {
-    Some(Throttled {
+fn throttled(stat: &str, throttled_ns: Option<u64>) -> Option<CpuThrottling> {
+    Some(CpuThrottling {
         periods: keyed(stat, "nr_periods")?,
         throttled_periods: keyed(stat, "nr_throttled")?,
         throttled_ns: throttled_ns?,
@@ -258,10 +270,14 @@ fn shares(weight: u64) -> u64 {
 }
 
 /// Pressure on processor, memory and disks; `None` on a kernel without it.
-fn pressures(files: &mut Files, dir: &Path, suffix: &str) -> Option<Box<[Option<Pressure>; 3]>> {
+fn pressures(
+    files: &mut UsageFileReader,
+    dir: &Path,
+    suffix: &str,
+) -> Option<Box<[Option<ResourcePressure>; 3]>> {
     let all = ["cpu", "memory", "io"].map(|name| {
         let text = files.read(dir, &format!("{name}{suffix}"))?;
-        Some(Pressure {
+        Some(ResourcePressure {
             some: stall(text, "some ")?,
             // Of the processor older kernels have no such line.
             full: stall(text, "full ").unwrap_or_default(),
@@ -271,7 +287,7 @@ fn pressures(files: &mut Files, dir: &Path, suffix: &str) -> Option<Box<[Option<
 }
 
 /// `some avg10=0.00 avg60=1.25 avg300=0.00 total=4711`.
-fn stall(text: &str, kind: &str) -> Option<Stall> {
+fn stall(text: &str, kind: &str) -> Option<PressureStall> {
     let line = text.lines().find_map(|l| l.strip_prefix(kind))?;
     let mut fields = line
         .split(' ')
@@ -282,7 +298,7 @@ fn stall(text: &str, kind: &str) -> Option<Stall> {
         whole.checked_mul(100)?.checked_add(part)
     };
     let averages = [average()?, average()?, average()?];
-    Some(Stall {
+    Some(PressureStall {
         averages,
         total_us: fields.next()?.parse().ok()?,
     })
@@ -300,12 +316,12 @@ fn keyed(text: &str, name: &str) -> Option<u64> {
 }
 
 /// Reads files of one directory after the other into one buffer.
-struct Files {
+struct UsageFileReader {
     path: PathBuf,
     buffer: Box<[u8]>,
 }
 
-impl Files {
+impl UsageFileReader {
     fn new() -> Self {
         Self {
             path: PathBuf::new(),
@@ -412,13 +428,13 @@ mod tests {
                 ("pods/a/memory.pressure", PSI),
             ],
         );
-        let full = read(&tree.v2(), "/pods/a", Detail::Full).expect("there");
+        let full = read(&tree.v2(), "/pods/a", StatsDetail::Full).expect("there");
         assert_eq!(
             full.cpu,
-            Some(Cpu {
+            Some(CpuUsage {
                 total_ns: 1_500_000_000,
                 user_system_ns: Some((1_000_000_000, 500_000_000)),
-                throttled: Some(Throttled {
+                throttled: Some(CpuThrottling {
                     periods: 10,
                     throttled_periods: 3,
                     throttled_ns: 700_000
@@ -427,7 +443,7 @@ mod tests {
         );
         assert_eq!(
             full.memory,
-            Some(Memory {
+            Some(MemoryUsage {
                 usage_bytes: 10 * MIB,
                 working_set_bytes: 8 * MIB,
                 rss_bytes: Some(4 * MIB),
@@ -448,10 +464,10 @@ mod tests {
         let some = cpu.expect("cpu").some;
         assert_eq!((some.averages, some.total_us), ([150, 25, 0], 4711));
 
-        let basic = read(&tree.v2(), "/pods/a", Detail::Basic).expect("there");
+        let basic = read(&tree.v2(), "/pods/a", StatsDetail::Basic).expect("there");
         assert_eq!((basic.pids, basic.pressure), (None, None));
         assert_eq!(basic.memory, full.memory);
-        assert_eq!(read(&tree.v2(), "/pods/gone", Detail::Full), None);
+        assert_eq!(read(&tree.v2(), "/pods/gone", StatsDetail::Full), None);
     }
 
     #[test]
@@ -484,11 +500,11 @@ mod tests {
                 ("memory/b/memory.limit_in_bytes", "9223372036854771712\n"),
             ],
         );
-        let usage = read(&tree.v1(), "/a", Detail::Full).expect("there");
+        let usage = read(&tree.v1(), "/a", StatsDetail::Full).expect("there");
         let cpu = usage.cpu.expect("cpu");
         assert_eq!(cpu.total_ns, 1_234_567_890);
         assert_eq!(cpu.user_system_ns, Some((1_000_000_000, 230_000_000)));
-        assert_eq!(cpu.throttled, Some(Throttled::default()));
+        assert_eq!(cpu.throttled, Some(CpuThrottling::default()));
         let memory = usage.memory.expect("memory");
         // More old pages than there is memory: two files read one after the other.
         assert_eq!(
@@ -506,7 +522,7 @@ mod tests {
         assert_eq!((usage.cpu_shares, usage.cpu_quota), (Some(512), None));
         assert_eq!(usage.pressure, None);
         // Without `cpuacct`, without a limit, without swap accounting.
-        let bare = read(&tree.v1(), "/b", Detail::Full).expect("there");
+        let bare = read(&tree.v1(), "/b", StatsDetail::Full).expect("there");
         assert_eq!((bare.cpu, bare.swap), (None, None));
         assert_eq!(bare.memory.expect("memory").limit_bytes, None);
     }
@@ -551,7 +567,7 @@ mod tests {
             tree.0.join("sys").display()
         );
         let hierarchy = Hierarchy::parse(&mounts).expect("version 2");
-        let usage = read_machine(&hierarchy, &tree.0.join("proc"), Detail::Full);
+        let usage = read_machine(&hierarchy, &tree.0.join("proc"), StatsDetail::Full);
         assert_eq!(usage.cpu.expect("cpu").total_ns, 1_900_000_000);
         let memory = usage.memory.expect("memory");
         assert_eq!(memory.usage_bytes, 1500 * 1024);
@@ -563,7 +579,7 @@ mod tests {
         let own = read_machine(
             &super::super::Cgroups::detect().map_or(hierarchy, |c| c.hierarchy),
             Path::new("/proc"),
-            Detail::Basic,
+            StatsDetail::Basic,
         );
         assert!(own.cpu.expect("cpu").total_ns > 0);
         assert!(own.memory.expect("memory").working_set_bytes > 0);

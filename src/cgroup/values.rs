@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use super::{CgroupError, Hierarchy, Version, read_file};
+use super::{CgroupError, CgroupVersion, Hierarchy, read_file};
 use crate::api::cri::LinuxResources;
 
 /// Writes the fields that are set. Memory first: a lowered memory limit is the write that can be refused.
@@ -12,8 +12,8 @@ pub(super) fn write(
     values: &LinuxResources,
 ) -> Result<(), CgroupError> {
     match hierarchy.version() {
-        Version::V1 => write_v1(hierarchy, path, values),
-        Version::V2 => write_v2(hierarchy, path, values),
+        CgroupVersion::V1 => write_v1(hierarchy, path, values),
+        CgroupVersion::V2 => write_v2(hierarchy, path, values),
     }
 }
 

@@ -7,11 +7,11 @@ use std::{
 
 use lexopt::{Arg, Parser};
 
-use super::{CliError, Client, commands::Command, default_socket};
+use super::{AgentClient, CliError, commands::CliCommand, default_socket};
 
 /// A word of a command line, understood as far as the table of commands goes.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum CliWord {
     /// A flag of the command, in its long form, without its value.
     Flag(&'static str),
     /// Any other word.
@@ -19,16 +19,16 @@ pub(crate) enum Word {
 }
 
 /// The words after a command.
-pub(crate) struct Words {
+pub(crate) struct CliWords {
     parser: Parser,
-    command: &'static Command,
+    command: &'static CliCommand,
     socket: PathBuf,
     /// Set if the flag just read is a letter: others may follow it (`-it`).
     is_letter: bool,
 }
 
-impl Words {
-    pub(crate) fn new(command: &'static Command, words: Vec<OsString>) -> Self {
+impl CliWords {
+    pub(crate) fn new(command: &'static CliCommand, words: Vec<OsString>) -> Self {
         Self {
             parser: Parser::from_args(words),
             command,
@@ -38,13 +38,13 @@ impl Words {
     }
 
     /// Reads the next word that is not a flag of all commands.
-    pub(crate) fn next(&mut self) -> Result<Option<Word>, CliError> {
+    pub(crate) fn next(&mut self) -> Result<Option<CliWord>, CliError> {
         loop {
             let word = self.parser.next()?;
             self.is_letter = matches!(word, Some(Arg::Short(_)));
             let long = match word {
                 None => return Ok(None),
-                Some(Arg::Value(value)) => return Ok(Some(Word::Value(text(value)?))),
+                Some(Arg::Value(value)) => return Ok(Some(CliWord::Value(text(value)?))),
                 Some(Arg::Short('h') | Arg::Long("help")) => return Err(self.help()),
                 Some(Arg::Long("socket")) => {
                     self.socket = PathBuf::from(self.parser.value()?);
@@ -60,7 +60,7 @@ impl Words {
                         .ok_or_else(|| CliError::new(format!("unknown flag: --{name}")))?
                 }
             };
-            return Ok(Some(Word::Flag(long)));
+            return Ok(Some(CliWord::Flag(long)));
         }
     }
 
@@ -112,16 +112,19 @@ impl Words {
     }
 
     /// Makes the client for the socket that was named.
-    pub(crate) fn client(&self) -> Client {
-        Client::new(&self.socket)
+    pub(crate) fn client(&self) -> AgentClient {
+        AgentClient::new(&self.socket)
     }
 }
 
 /// A command's own flags with their values, and the words that are left.
-pub(crate) type Split = (Vec<(&'static str, String)>, Vec<OsString>);
+pub(crate) type SplitCommandLine = (Vec<(&'static str, String)>, Vec<OsString>);
 
 /// Separates the flags of a command from those of the agent. Values of switches are `true` unless given.
-pub(crate) fn split(command: &'static Command, words: Vec<OsString>) -> Result<Split, CliError> {
+pub(crate) fn split(
+    command: &'static CliCommand,
+    words: Vec<OsString>,
+) -> Result<SplitCommandLine, CliError> {
     let (mut own, mut rest) = (Vec::new(), Vec::new());
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
@@ -164,10 +167,10 @@ pub(crate) fn split(command: &'static Command, words: Vec<OsString>) -> Result<S
 }
 
 /// Makes the error of a word that the command does not take at this place.
-pub(crate) fn unexpected(word: Word) -> CliError {
+pub(crate) fn unexpected(word: CliWord) -> CliError {
     CliError::new(match word {
-        Word::Flag(name) => format!("flag --{name} is of no use here"),
-        Word::Value(value) => format!("unexpected argument {value:?}"),
+        CliWord::Flag(name) => format!("flag --{name} is of no use here"),
+        CliWord::Value(value) => format!("unexpected argument {value:?}"),
     })
 }
 
@@ -226,7 +229,7 @@ mod tests {
 
     #[test]
     fn flags_of_two_tables() {
-        let (check, _) = Command::find("check", None).expect("check");
+        let (check, _) = CliCommand::find("check", None).expect("check");
         let parted = |all: &[&str]| split(check, all.iter().map(OsString::from).collect());
         for (words, own, rest) in [
             (
@@ -269,21 +272,27 @@ mod tests {
 
     #[test]
     fn words() {
-        let (exec, _) = Command::find("exec", None).expect("exec");
-        let words = |all: &[&str]| Words::new(exec, all.iter().map(OsString::from).collect());
+        let (exec, _) = CliCommand::find("exec", None).expect("exec");
+        let words = |all: &[&str]| CliWords::new(exec, all.iter().map(OsString::from).collect());
         let mut some = words(&["-n", "x", "--tty=false", "pod", "--", "-c"]);
-        assert_eq!(some.next().ok().flatten(), Some(Word::Flag("namespace")));
+        assert_eq!(some.next().ok().flatten(), Some(CliWord::Flag("namespace")));
         assert_eq!(some.value().ok().as_deref(), Some("x"));
-        assert_eq!(some.next().ok().flatten(), Some(Word::Flag("tty")));
+        assert_eq!(some.next().ok().flatten(), Some(CliWord::Flag("tty")));
         assert_eq!(some.switch().ok(), Some(false));
-        assert_eq!(some.next().ok().flatten(), Some(Word::Value("pod".into())));
+        assert_eq!(
+            some.next().ok().flatten(),
+            Some(CliWord::Value("pod".into()))
+        );
         assert_eq!(some.rest().ok(), Some(vec!["--".into(), "-c".into()]));
         let mut both = words(&["-it", "pod"]);
         for name in ["stdin", "tty"] {
-            assert_eq!(both.next().ok().flatten(), Some(Word::Flag(name)));
+            assert_eq!(both.next().ok().flatten(), Some(CliWord::Flag(name)));
             assert_eq!(both.switch().ok(), Some(true));
         }
-        assert_eq!(both.next().ok().flatten(), Some(Word::Value("pod".into())));
+        assert_eq!(
+            both.next().ok().flatten(),
+            Some(CliWord::Value("pod".into()))
+        );
         for (wrong, says) in [
             ("-x", "unknown shorthand flag: -x"),
             ("--follow", "unknown flag: --follow"),

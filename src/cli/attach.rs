@@ -7,26 +7,26 @@ use serde_json::Value;
 
 use super::{
     CliError,
-    args::{Word, Words, unexpected},
+    args::{CliWord, CliWords, unexpected},
     exec::pod_name,
     get::DEFAULT_NAMESPACE,
     logs::or_default,
-    remote::{self, Streams},
+    remote::{self, TerminalStreams},
 };
 use crate::server::http::encode;
 
-pub(super) fn run(mut words: Words) -> Result<ExitCode, CliError> {
+pub(super) fn run(mut words: CliWords) -> Result<ExitCode, CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let mut container = String::new();
     let mut pod = String::new();
-    let mut streams = Streams::default();
+    let mut streams = TerminalStreams::default();
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("namespace") => namespace = words.value()?,
-            Word::Flag("container") => container = words.value()?,
-            Word::Flag("stdin") => streams.stdin = words.switch()?,
-            Word::Flag("tty") => streams.tty = words.switch()?,
-            Word::Value(value) if pod.is_empty() => pod = pod_name(value),
+            CliWord::Flag("namespace") => namespace = words.value()?,
+            CliWord::Flag("container") => container = words.value()?,
+            CliWord::Flag("stdin") => streams.stdin = words.switch()?,
+            CliWord::Flag("tty") => streams.tty = words.switch()?,
+            CliWord::Value(value) if pod.is_empty() => pod = pod_name(value),
             other => return Err(unexpected(other)),
         }
     }
@@ -54,7 +54,7 @@ pub(super) fn run(mut words: Words) -> Result<ExitCode, CliError> {
 }
 
 /// Switches off the streams that the container has not, with kubectl's messages.
-fn settle(streams: &mut Streams, pod: Option<&Value>, container: &str) {
+fn settle(streams: &mut TerminalStreams, pod: Option<&Value>, container: &str) {
     let lists = ["containers", "initContainers", "ephemeralContainers"];
     let all = |pod: &Value| {
         let lists = lists
@@ -90,13 +90,13 @@ mod tests {
         let pod = serde_json::json!({ "spec": {
             "containers": [{ "name": "plain" }, { "name": "shell", "stdin": true, "tty": true }],
         } });
-        let all = Streams {
+        let all = TerminalStreams {
             stdin: true,
             tty: true,
         };
         for (name, expected) in [
-            ("", Streams::default()),
-            ("plain", Streams::default()),
+            ("", TerminalStreams::default()),
+            ("plain", TerminalStreams::default()),
             ("shell", all),
             ("unknown", all),
         ] {

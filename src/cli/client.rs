@@ -21,21 +21,21 @@ const MAX_BODY_BYTES: u64 = 64 << 20;
 
 /// Connection to the agent's socket.
 #[derive(Clone, Debug)]
-pub(crate) struct Client {
+pub(crate) struct AgentClient {
     socket: PathBuf,
     /// Longest silence of the agent; `None`: no limit.
     patience: Option<Duration>,
 }
 
 /// An answer: its status and the connection, placed at the body.
-pub(crate) struct Answer {
+pub(crate) struct AgentAnswer {
     pub(crate) status: u16,
-    /// Set if the body comes in chunks; only [`Answer::copy_to`] reads these.
+    /// Set if the body comes in chunks; only [`AgentAnswer::copy_to`] reads these.
     is_chunked: bool,
     pub(crate) body: BufReader<UnixStream>,
 }
 
-impl Client {
+impl AgentClient {
     pub(crate) fn new(socket: &Path) -> Self {
         Self {
             socket: socket.into(),
@@ -60,12 +60,12 @@ impl Client {
         method: &str,
         target: &str,
         headers: &str,
-    ) -> Result<Answer, CliError> {
+    ) -> Result<AgentAnswer, CliError> {
         Self::answer(self.ask(method, target, headers)?)
     }
 
-    /// Sends a request for an answer to copy as it comes; see [`Answer::copy_to`].
-    pub(super) fn stream(&self, target: &str) -> Result<Answer, CliError> {
+    /// Sends a request for an answer to copy as it comes; see [`AgentAnswer::copy_to`].
+    pub(super) fn stream(&self, target: &str) -> Result<AgentAnswer, CliError> {
         self.send("GET", target, "TE: chunked\r\n")
     }
 
@@ -98,8 +98,8 @@ impl Client {
     }
 
     /// Reads the head of the answer to a request that was sent.
-    pub(crate) fn answer(stream: UnixStream) -> Result<Answer, CliError> {
-        let mut answer = Answer {
+    pub(crate) fn answer(stream: UnixStream) -> Result<AgentAnswer, CliError> {
+        let mut answer = AgentAnswer {
             status: 0,
             is_chunked: false,
             body: BufReader::new(stream),
@@ -161,7 +161,7 @@ fn cut() -> CliError {
     CliError::new("the answer broke off before its end: the agent has ended, or could not read on")
 }
 
-impl Answer {
+impl AgentAnswer {
     fn read<T: DeserializeOwned>(&mut self) -> Result<T, CliError> {
         from_json(self.text()?.as_bytes())
             .map_err(|e| CliError::new(format!("the agent's answer is not understood: {e}")))
@@ -177,7 +177,7 @@ impl Answer {
         Ok(text)
     }
 
-    /// Copies the body to `out` as it comes. In chunks ([`Client::stream`]) it has an end of its own: without that the agent
+    /// Copies the body to `out` as it comes. In chunks ([`AgentClient::stream`]) it has an end of its own: without that the agent
     /// has ended, which is an error.
     pub(crate) fn copy_to(&mut self, out: &mut impl io::Write) -> Result<(), CliError> {
         // Bytes until the end of the chunk.
@@ -276,7 +276,7 @@ mod tests {
                 .write_all(format!("{head}{rest}").as_bytes())
                 .expect("write");
             drop(agent);
-            let mut answer = Client::answer(client).expect(name);
+            let mut answer = AgentClient::answer(client).expect(name);
             let mut out = Vec::new();
             let end = answer.copy_to(&mut out).map_err(|e| e.message);
             assert_eq!(String::from_utf8_lossy(&out), copied, "{name}");

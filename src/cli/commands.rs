@@ -1,5 +1,5 @@
 //! Table of commands and their flags, for the parser, the help texts, completion and the man page. The flags of the
-//! agent are a table of their own (`config::flags`), taken by [`Command::agent_flags`].
+//! agent are a table of their own (`config::flags`), taken by [`CliCommand::agent_flags`].
 
 use core::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use crate::{config, logic::text::two_columns, parts};
 
 /// A flag of a command.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flag {
+pub(crate) struct CommandFlag {
     /// Name without dashes.
     pub(crate) name: &'static str,
     /// `-x`, if it has that form.
@@ -20,7 +20,7 @@ pub(crate) struct Flag {
 
 /// Kind of words that completion offers behind a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Takes {
+pub(crate) enum CompletionKind {
     /// No words, or none that can be guessed.
     Nothing,
     /// Names of pods.
@@ -39,7 +39,7 @@ pub(crate) enum Takes {
 
 /// A command.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Command {
+pub(crate) struct CliCommand {
     /// Name in one word or two: `image import`.
     pub(crate) name: &'static str,
     /// Arguments, as help shows them.
@@ -49,14 +49,18 @@ pub(crate) struct Command {
     /// Help text in one line.
     pub(crate) help: &'static str,
     /// Flags of this command alone.
-    pub(crate) flags: &'static [Flag],
+    pub(crate) flags: &'static [CommandFlag],
     /// Set if the command takes the agent's flags too, `--socket` among them.
     pub(crate) agent_flags: bool,
     /// Kind of words that completion offers.
-    pub(crate) takes: Takes,
+    pub(crate) takes: CompletionKind,
 }
 
-pub(crate) const fn switch(name: &'static str, short: Option<char>, help: &'static str) -> Flag {
+pub(crate) const fn switch(
+    name: &'static str,
+    short: Option<char>,
+    help: &'static str,
+) -> CommandFlag {
     value(name, short, "", help)
 }
 
@@ -65,8 +69,8 @@ pub(crate) const fn value(
     short: Option<char>,
     value: &'static str,
     help: &'static str,
-) -> Flag {
-    Flag {
+) -> CommandFlag {
+    CommandFlag {
         name,
         short,
         value,
@@ -74,7 +78,7 @@ pub(crate) const fn value(
     }
 }
 
-/// Kinds that can be shown, as [`Takes::Kinds`] completes them.
+/// Kinds that can be shown, as [`CompletionKind::Kinds`] completes them.
 pub(crate) const KINDS: [&str; 7] = [
     "pods",
     "images",
@@ -88,7 +92,7 @@ pub(crate) const KINDS: [&str; 7] = [
 pub(crate) const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
 /// Flags of every command that talks to the agent.
-pub(crate) const COMMON: [Flag; 2] = [
+pub(crate) const COMMON: [CommandFlag; 2] = [
     value(
         "socket",
         None,
@@ -98,21 +102,21 @@ pub(crate) const COMMON: [Flag; 2] = [
     switch("help", Some('h'), "print help"),
 ];
 
-const NAMESPACE: Flag = value(
+const NAMESPACE: CommandFlag = value(
     "namespace",
     Some('n'),
     "NAME",
     "namespace of the pod (default \"default\")",
 );
-const ALL_NAMESPACES: Flag = switch("all-namespaces", Some('A'), "of all namespaces");
-const NO_HEADERS: Flag = switch("no-headers", None, "without the header line");
-const WATCH: Flag = switch(
+const ALL_NAMESPACES: CommandFlag = switch("all-namespaces", Some('A'), "of all namespaces");
+const NO_HEADERS: CommandFlag = switch("no-headers", None, "without the header line");
+const WATCH: CommandFlag = switch(
     "watch",
     Some('w'),
     "go on: live on a terminal, elsewhere a line for each change",
 );
-pub(crate) const QUIET: Flag = switch("quiet", Some('q'), "show no progress");
-const CONTAINER: Flag = value(
+pub(crate) const QUIET: CommandFlag = switch("quiet", Some('q'), "show no progress");
+const CONTAINER: CommandFlag = value(
     "container",
     Some('c'),
     "NAME",
@@ -130,34 +134,34 @@ const GROUPS: [&str; 5] = [AGENT, PODS, IMAGES, MACHINE, OTHER];
 
 /// Commands of the core, in the order of the help.
 #[rustfmt::skip]
-const COMMANDS: &[Command] = &[
-    Command { name: "run", args: "", group: AGENT, help: "Run the node agent", flags: &[], agent_flags: true, takes: Takes::Nothing },
-    Command { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
+const COMMANDS: &[CliCommand] = &[
+    CliCommand { name: "run", args: "", group: AGENT, help: "Run the node agent", flags: &[], agent_flags: true, takes: CompletionKind::Nothing },
+    CliCommand { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
         switch("all", None, "end all pods first; the next agent starts them again"),
         switch("shutdown", None, "the machine goes down: end the pods as shutdownGracePeriod says, or as --all does"),
         QUIET,
-    ], agent_flags: false, takes: Takes::Nothing },
+    ], agent_flags: false, takes: CompletionKind::Nothing },
 
-    Command { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, devices, events, configmaps or secrets", flags: &[
+    CliCommand { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, devices, events, configmaps or secrets", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
         value("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),
         WATCH,
         NO_HEADERS,
-    ], agent_flags: false, takes: Takes::Kinds },
-    Command { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show everything about a pod, configmap, secret or the node", flags: &[
+    ], agent_flags: false, takes: CompletionKind::Kinds },
+    CliCommand { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show everything about a pod, configmap, secret or the node", flags: &[
         NAMESPACE,
         switch("eviction-order", None, "of the node: also which pods would be evicted first"),
-    ], agent_flags: false, takes: Takes::Kinds },
-    Command { name: "top", args: "pods|node|disk|net [NAME]", group: PODS, help: "Show what pods or the node use, who writes to the disk, or bytes of the link", flags: &[
+    ], agent_flags: false, takes: CompletionKind::Kinds },
+    CliCommand { name: "top", args: "pods|node|disk|net [NAME]", group: PODS, help: "Show what pods or the node use, who writes to the disk, or bytes of the link", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
         switch("containers", None, "each container of the pods"),
         value("sort-by", None, "cpu|memory|name", "order of the lines (default: name, with --watch cpu)"),
         WATCH,
         NO_HEADERS,
-    ], agent_flags: false, takes: Takes::Nothing },
-    Command { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
+    ], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
         NAMESPACE,
         CONTAINER,
         switch("follow", Some('f'), "print new lines as they come"),
@@ -167,72 +171,72 @@ const COMMANDS: &[Command] = &[
         value("since-time", None, "TIME", "only lines after this time (RFC 3339)"),
         switch("timestamps", None, "each line with its time"),
         value("limit-bytes", None, "N", "at most N bytes"),
-    ], agent_flags: false, takes: Takes::Pods },
-    Command { name: "exec", args: "POD -- COMMAND [ARG...]", group: PODS, help: "Run a command in a container", flags: &[
+    ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "exec", args: "POD -- COMMAND [ARG...]", group: PODS, help: "Run a command in a container", flags: &[
         NAMESPACE,
         CONTAINER,
         switch("stdin", Some('i'), "pass standard input on"),
         switch("tty", Some('t'), "give the command a terminal"),
-    ], agent_flags: false, takes: Takes::Pods },
-    Command { name: "attach", args: "POD", group: PODS, help: "Attach to a container's own streams", flags: &[
+    ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "attach", args: "POD", group: PODS, help: "Attach to a container's own streams", flags: &[
         NAMESPACE,
         CONTAINER,
         switch("stdin", Some('i'), "pass standard input on"),
         switch("tty", Some('t'), "standard input is the container's terminal"),
-    ], agent_flags: false, takes: Takes::Pods },
-    Command { name: "port-forward", args: "POD [LOCAL:]REMOTE...", group: PODS, help: "Forward local ports to a pod", flags: &[
+    ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "port-forward", args: "POD [LOCAL:]REMOTE...", group: PODS, help: "Forward local ports to a pod", flags: &[
         NAMESPACE,
         value("address", None, "IP,...", "where to listen (default localhost)"),
-    ], agent_flags: false, takes: Takes::Pods },
+    ], agent_flags: false, takes: CompletionKind::Pods },
 
-    Command { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
+    CliCommand { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
         value("name", None, "REFERENCE", "name of an image that has none in its archive"),
         QUIET,
-    ], agent_flags: false, takes: Takes::Files },
-    Command { name: "image pull", args: "REFERENCE...", group: IMAGES, help: "Pull images from their registries", flags: &[
+    ], agent_flags: false, takes: CompletionKind::Files },
+    CliCommand { name: "image pull", args: "REFERENCE...", group: IMAGES, help: "Pull images from their registries", flags: &[
         switch("now", None, "also if the link has no bytes left for it today"),
         QUIET,
-    ], agent_flags: false, takes: Takes::Images },
-    Command { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
+    ], agent_flags: false, takes: CompletionKind::Images },
+    CliCommand { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
         value("output", Some('o'), "wide", "whole identifiers"),
         NO_HEADERS,
-    ], agent_flags: false, takes: Takes::Nothing },
-    Command { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: Takes::Images },
-    Command { name: "image verify", args: "", group: IMAGES, help: "Check that images have not changed since they were unpacked", flags: &[
+    ], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: CompletionKind::Images },
+    CliCommand { name: "image verify", args: "", group: IMAGES, help: "Check that images have not changed since they were unpacked", flags: &[
         switch("repair", None, "remove damaged images that no container uses; they are fetched again"),
         value("root-dir", None, "DIR", "look at the images of this root directory without an agent; none may be running with it"),
         QUIET,
-    ], agent_flags: false, takes: Takes::Nothing },
-    Command { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: Takes::Nothing },
+    ], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
-    Command { name: "check", args: "[FILE...]", group: MACHINE, help: "Say what is wrong with this machine, or with manifests, and the exact fix", flags: &[
+    CliCommand { name: "check", args: "[FILE...]", group: MACHINE, help: "Say what is wrong with this machine, or with manifests, and the exact fix", flags: &[
         value("output", Some('o'), "json", "form of the answer (default: lines)"),
         switch("quiet", Some('q'), "only what is wrong"),
         switch("strict", None, "exit code 1 for warnings too"),
         switch("kubeadm", None, "what kubeadm join would say of it, by its own names"),
         switch("kubelet", None, "the flags are those of the program that is called kubelet"),
-    ], agent_flags: true, takes: Takes::Files },
-    Command { name: "reset", args: "", group: MACHINE, help: "Remove everything the agent made; manifests and configuration stay", flags: &[
+    ], agent_flags: true, takes: CompletionKind::Files },
+    CliCommand { name: "reset", args: "", group: MACHINE, help: "Remove everything the agent made; manifests and configuration stay", flags: &[
         switch("yes", Some('y'), "do not ask"),
         switch("force", Some('f'), "the same, as kubeadm has it"),
         switch("dry-run", None, "only list what would be removed"),
         switch("stop", None, "if the agent runs, end it and its pods first, and run their hooks"),
         switch("keep-images", None, "leave the images"),
         value("grace-period", None, "SECONDS", "longest time that a pod gets to end, if no agent runs (default: what its manifest says)"),
-    ], agent_flags: true, takes: Takes::Nothing },
-    Command { name: "health", args: "", group: MACHINE, help: "Say whether the agent does its work; exit code 1 if not", flags: &[
+    ], agent_flags: true, takes: CompletionKind::Nothing },
+    CliCommand { name: "health", args: "", group: MACHINE, help: "Say whether the agent does its work; exit code 1 if not", flags: &[
         value("wait", None, "SECONDS", "wait so long for it (default 0, at most 3600)"),
-    ], agent_flags: false, takes: Takes::Nothing },
-    Command { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: Takes::Nothing },
+    ], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
-    Command { name: "completion", args: "bash|zsh|fish", group: OTHER, help: "Print a completion script", flags: &[], agent_flags: false, takes: Takes::Shells },
-    Command { name: "man", args: "", group: OTHER, help: "Print the manual page (picolet man | man -l -)", flags: &[], agent_flags: false, takes: Takes::Nothing },
-    Command { name: "version", args: "", group: OTHER, help: "Print the version", flags: &[], agent_flags: false, takes: Takes::Nothing },
-    Command { name: "help", args: "[COMMAND]", group: OTHER, help: "Print help", flags: &[], agent_flags: false, takes: Takes::Commands },
+    CliCommand { name: "completion", args: "bash|zsh|fish", group: OTHER, help: "Print a completion script", flags: &[], agent_flags: false, takes: CompletionKind::Shells },
+    CliCommand { name: "man", args: "", group: OTHER, help: "Print the manual page (picolet man | man -l -)", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "version", args: "", group: OTHER, help: "Print the version", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "help", args: "[COMMAND]", group: OTHER, help: "Print help", flags: &[], agent_flags: false, takes: CompletionKind::Commands },
 ];
 
 /// Lists all commands, those of parts too, in the order of the help.
-pub(crate) fn all() -> impl Iterator<Item = &'static Command> {
+pub(crate) fn all() -> impl Iterator<Item = &'static CliCommand> {
     GROUPS.iter().flat_map(|group| {
         let of_parts = parts::commands().map(|part| &part.command);
         let commands = COMMANDS.iter().chain(of_parts);
@@ -240,7 +244,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Command> {
     })
 }
 
-impl Command {
+impl CliCommand {
     /// Finds a command by its words. Returns also the number of words of its name.
     pub(crate) fn find(first: &str, second: Option<&str>) -> Option<(&'static Self, usize)> {
         let named = |name: &str| all().find(|c| c.name == name);
@@ -256,7 +260,7 @@ impl Command {
     }
 
     /// Flags of this command and those that every command takes; not the agent's.
-    pub(crate) fn all_flags(&self) -> impl Iterator<Item = &Flag> {
+    pub(crate) fn all_flags(&self) -> impl Iterator<Item = &CommandFlag> {
         let common = COMMON
             .iter()
             .filter(|f| !(self.agent_flags && f.name == "socket"));
@@ -278,7 +282,7 @@ impl Command {
             }
         }
         out.push_str("\n\nFlags:\n");
-        let left = |f: &Flag| {
+        let left = |f: &CommandFlag| {
             let short = f
                 .short
                 .map_or_else(|| "    ".to_owned(), |c| format!("-{c}, "));
@@ -312,7 +316,7 @@ fn spaced(value: &str) -> String {
 pub(crate) fn overview() -> String {
     let mut out =
         "picolet: a kubelet for very small machines\n\nUsage: picolet COMMAND [FLAGS]\n".to_owned();
-    let left = |c: &Command| format!("{}{}", c.name, spaced(c.args));
+    let left = |c: &CliCommand| format!("{}{}", c.name, spaced(c.args));
     for group in GROUPS {
         let _ = write!(out, "\n{group}:\n");
         let of_group = all().filter(|command| command.group == group);
@@ -369,10 +373,10 @@ mod tests {
             ("image", None, None),
             ("shim", None, None),
         ] {
-            let got = Command::find(first, second).map(|(c, n)| (c.name, n));
+            let got = CliCommand::find(first, second).map(|(c, n)| (c.name, n));
             assert_eq!(got, found, "{first} {second:?}");
         }
-        assert!(Command::is_family("image") && !Command::is_family("get"));
+        assert!(CliCommand::is_family("image") && !CliCommand::is_family("get"));
     }
 
     #[test]
@@ -394,11 +398,11 @@ mod tests {
                 );
             }
         }
-        let (check, _) = Command::find("check", None).expect("check");
+        let (check, _) = CliCommand::find("check", None).expect("check");
         assert!(!check.help().contains("--socket "), "it is the agent's own");
-        let (run, _) = Command::find("run", None).expect("run");
+        let (run, _) = CliCommand::find("run", None).expect("run");
         assert_eq!(run.help().matches("--socket ").count(), 1);
-        for text in all().map(Command::help).chain([overview]) {
+        for text in all().map(CliCommand::help).chain([overview]) {
             let widest = text.lines().max_by_key(|line| line.chars().count());
             let widest = widest.unwrap_or("");
             assert!(widest.chars().count() <= HELP_COLUMNS, "{widest}");

@@ -5,8 +5,8 @@ use core::fmt::Write as _;
 
 use super::{
     CliError,
-    args::{Word, Words, unexpected},
-    commands::{self, Command, Flag, KINDS, SHELLS, Takes},
+    args::{CliWord, CliWords, unexpected},
+    commands::{self, CliCommand, CommandFlag, CompletionKind, KINDS, SHELLS},
     print,
 };
 use crate::config::flags::described;
@@ -16,11 +16,11 @@ const POD_NAMES: &str = "picolet get pods -o name 2>/dev/null | sed s,pod/,,";
 /// Shell command that prints the references of images, one a line.
 const IMAGE_NAMES: &str = "picolet image ls --no-headers 2>/dev/null | awk '{print ($2 == \"<none>\") ? $3 : $1 \":\" $2}'";
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
     let mut shell = None;
     while let Some(word) = words.next()? {
         match word {
-            Word::Value(name) if shell.is_none() => shell = Some(name),
+            CliWord::Value(name) if shell.is_none() => shell = Some(name),
             other => return Err(unexpected(other)),
         }
     }
@@ -38,15 +38,15 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// A flag of a command or of the agent, as completion needs it.
-struct Known<'a> {
+struct CompletionFlag<'a> {
     name: &'a str,
     short: Option<char>,
     help: &'a str,
-    takes: Value<'a>,
+    takes: FlagCompletion<'a>,
 }
 
 /// Values that complete a flag.
-enum Value<'a> {
+enum FlagCompletion<'a> {
     /// The flag takes no value.
     None,
     /// Values that cannot be guessed.
@@ -57,33 +57,33 @@ enum Value<'a> {
     OneOf(Vec<&'a str>),
 }
 
-fn own<'a>(flag: &'a Flag) -> Known<'a> {
-    Known {
+fn own<'a>(flag: &'a CommandFlag) -> CompletionFlag<'a> {
+    CompletionFlag {
         name: flag.name,
         short: flag.short,
         help: flag.help,
         takes: match flag.value {
-            "" => Value::None,
-            "PATH" => Value::Path,
+            "" => FlagCompletion::None,
+            "PATH" => FlagCompletion::Path,
             list if list.contains(|c: char| c.is_ascii_lowercase()) => {
-                Value::OneOf(list.split('|').collect())
+                FlagCompletion::OneOf(list.split('|').collect())
             }
-            _ => Value::Anything,
+            _ => FlagCompletion::Anything,
         },
     }
 }
 
-fn flags_of(command: &Command) -> Vec<Known<'_>> {
-    let mut all: Vec<Known<'_>> = command.all_flags().map(own).collect();
+fn flags_of(command: &CliCommand) -> Vec<CompletionFlag<'_>> {
+    let mut all: Vec<CompletionFlag<'_>> = command.all_flags().map(own).collect();
     if command.agent_flags {
-        all.extend(described().map(|f| Known {
+        all.extend(described().map(|f| CompletionFlag {
             name: f.name,
             short: None,
             help: f.help,
             takes: match (f.hint, f.path) {
-                ("", _) => Value::None,
-                (_, true) => Value::Path,
-                (_, false) => Value::Anything,
+                ("", _) => FlagCompletion::None,
+                (_, true) => FlagCompletion::Path,
+                (_, false) => FlagCompletion::Anything,
             },
         }));
     }
@@ -112,15 +112,15 @@ fn families() -> Vec<(&'static str, Vec<&'static str>)> {
 }
 
 /// Makes a shell command that prints the words that may stand behind `command`. True: files may stand there, too.
-fn behind(command: &Command) -> (String, bool) {
+fn behind(command: &CliCommand) -> (String, bool) {
     match command.takes {
-        Takes::Nothing => (String::new(), false),
-        Takes::Files => (String::new(), true),
-        Takes::Pods => (POD_NAMES.into(), false),
-        Takes::Images => (IMAGE_NAMES.into(), false),
-        Takes::Kinds => (format!("echo '{}'; {POD_NAMES}", KINDS.join(" ")), false),
-        Takes::Shells => (format!("echo '{}'", SHELLS.join(" ")), false),
-        Takes::Commands => (format!("echo '{}'", first_words().join(" ")), false),
+        CompletionKind::Nothing => (String::new(), false),
+        CompletionKind::Files => (String::new(), true),
+        CompletionKind::Pods => (POD_NAMES.into(), false),
+        CompletionKind::Images => (IMAGE_NAMES.into(), false),
+        CompletionKind::Kinds => (format!("echo '{}'; {POD_NAMES}", KINDS.join(" ")), false),
+        CompletionKind::Shells => (format!("echo '{}'", SHELLS.join(" ")), false),
+        CompletionKind::Commands => (format!("echo '{}'", first_words().join(" ")), false),
     }
 }
 
@@ -152,13 +152,13 @@ fn bash() -> String {
     for command in commands::all() {
         for flag in flags_of(command) {
             let reply = match &flag.takes {
-                Value::None => continue,
-                Value::Anything => String::new(),
-                Value::Path => {
+                FlagCompletion::None => continue,
+                FlagCompletion::Anything => String::new(),
+                FlagCompletion::Path => {
                     "compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- \"$cur\")); "
                         .into()
                 }
-                Value::OneOf(words) => {
+                FlagCompletion::OneOf(words) => {
                     format!(
                         "COMPREPLY=($(compgen -W '{}' -- \"$cur\")); ",
                         words.join(" ")
@@ -261,10 +261,10 @@ fn zsh() -> String {
         let _ = write!(out, "    '{}')\n        _arguments -s", command.name);
         for flag in flags_of(command) {
             let value = match &flag.takes {
-                Value::None => String::new(),
-                Value::Anything => format!(":{}: ", flag.name),
-                Value::Path => format!(":{}:_files", flag.name),
-                Value::OneOf(words) => format!(":{}:({})", flag.name, words.join(" ")),
+                FlagCompletion::None => String::new(),
+                FlagCompletion::Anything => format!(":{}: ", flag.name),
+                FlagCompletion::Path => format!(":{}:_files", flag.name),
+                FlagCompletion::OneOf(words) => format!(":{}:({})", flag.name, words.join(" ")),
             };
             let help = zsh_text(flag.help);
             let _ = write!(out, " \\\n            '--{}[{help}]{value}'", flag.name);
@@ -273,16 +273,16 @@ fn zsh() -> String {
             }
         }
         let rest = match command.takes {
-            Takes::Nothing => None,
-            Takes::Pods => Some("'*:pod:_picolet_pods'".to_owned()),
-            Takes::Images => Some("'*:image:_picolet_images'".to_owned()),
-            Takes::Files => Some("'*:file:_files'".to_owned()),
-            Takes::Kinds => Some(format!(
+            CompletionKind::Nothing => None,
+            CompletionKind::Pods => Some("'*:pod:_picolet_pods'".to_owned()),
+            CompletionKind::Images => Some("'*:image:_picolet_images'".to_owned()),
+            CompletionKind::Files => Some("'*:file:_files'".to_owned()),
+            CompletionKind::Kinds => Some(format!(
                 "'1:kind:({})' '*:pod:_picolet_pods'",
                 KINDS.join(" ")
             )),
-            Takes::Shells => Some(format!("'1:shell:({})'", SHELLS.join(" "))),
-            Takes::Commands => Some(format!("'1:command:({})'", first_words().join(" "))),
+            CompletionKind::Shells => Some(format!("'1:shell:({})'", SHELLS.join(" "))),
+            CompletionKind::Commands => Some(format!("'1:command:({})'", first_words().join(" "))),
         };
         if let Some(rest) = rest {
             let _ = write!(out, " \\\n            {rest}");
@@ -341,10 +341,10 @@ fn fish() -> String {
         let at = format!("-n '__picolet_at \"{}\"'", command.name);
         for flag in flags_of(command) {
             let value = match &flag.takes {
-                Value::None => String::new(),
-                Value::Anything => " -x".into(),
-                Value::Path => " -r -F".into(),
-                Value::OneOf(words) => format!(" -x -a '{}'", words.join(" ")),
+                FlagCompletion::None => String::new(),
+                FlagCompletion::Anything => " -x".into(),
+                FlagCompletion::Path => " -r -F".into(),
+                FlagCompletion::OneOf(words) => format!(" -x -a '{}'", words.join(" ")),
             };
             let short = flag.short.map_or_else(String::new, |c| format!(" -s {c}"));
             let _ = writeln!(

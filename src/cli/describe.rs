@@ -10,35 +10,35 @@ use core::fmt::Write as _;
 use serde_json::Value;
 
 use super::{
-    CliError, Client,
-    args::{Word, Words, unexpected},
+    AgentClient, CliError,
+    args::{CliWord, CliWords, unexpected},
     elastic,
     get::DEFAULT_NAMESPACE,
     print, table,
 };
 use crate::{
-    api::{Event, Quantity, Wall},
-    server::{backend::List, http::encode},
+    api::{Event, Quantity, WallTime},
+    server::{backend::ObjectList, http::encode},
     sys::clock,
 };
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let (mut kind, mut names) = (String::new(), Vec::new());
     let mut order = false;
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("namespace") => namespace = words.value()?,
-            Word::Flag("eviction-order") => order = words.switch()?,
-            Word::Value(value) if kind.is_empty() => match value.split_once('/') {
+            CliWord::Flag("namespace") => namespace = words.value()?,
+            CliWord::Flag("eviction-order") => order = words.switch()?,
+            CliWord::Value(value) if kind.is_empty() => match value.split_once('/') {
                 Some((of, name)) => {
                     kind = of.to_owned();
                     names.push(name.to_owned());
                 }
                 None => kind = value,
             },
-            Word::Value(value) => names.push(value),
-            other @ Word::Flag(_) => return Err(unexpected(other)),
+            CliWord::Value(value) => names.push(value),
+            other @ CliWord::Flag(_) => return Err(unexpected(other)),
         }
     }
     let client = words.client();
@@ -65,10 +65,10 @@ fn items(mut list: Value) -> Vec<Value> {
         .unwrap_or_default()
 }
 
-fn pods(client: &Client, namespace: &str, names: &[String]) -> Result<(), CliError> {
+fn pods(client: &AgentClient, namespace: &str, names: &[String]) -> Result<(), CliError> {
     let of_namespace = |what: &str| format!("/{what}?namespace={}", encode(namespace));
     let mut pods = client.json("GET", &of_namespace("pods")).map(items)?;
-    let events: List<Event> = client.read(&of_namespace("events"))?;
+    let events: ObjectList<Event> = client.read(&of_namespace("events"))?;
     let name_of = |pod: &Value| text(pod, "/metadata/name").to_owned();
     for name in names {
         if !pods.iter().any(|p| name_of(p) == *name) {
@@ -87,7 +87,7 @@ fn pods(client: &Client, namespace: &str, names: &[String]) -> Result<(), CliErr
     print(&texts.join("\n\n"))
 }
 
-fn node(client: &Client, names: &[String], order: bool) -> Result<(), CliError> {
+fn node(client: &AgentClient, names: &[String], order: bool) -> Result<(), CliError> {
     let node = client.json("GET", "/node")?;
     if let Some(other) = names.iter().find(|n| *n != text(&node, "/metadata/name")) {
         return Err(CliError {
@@ -128,7 +128,7 @@ fn plain(value: &Value) -> String {
 
 /// Formats a time as `Mon, 02 Jan 2006 15:04:05 +0000`: Go's RFC 1123 with a numeric zone, in UTC.
 fn time(rfc3339: &str) -> String {
-    let Some(at) = Wall::parse(rfc3339) else {
+    let Some(at) = WallTime::parse(rfc3339) else {
         return rfc3339.to_owned();
     };
     let at = at.date_time();
@@ -145,7 +145,7 @@ fn time(rfc3339: &str) -> String {
     )
 }
 
-/// Writes `Labels:` and the like: the first pair beside the title, the others below it.
+/// Writes `MetricLabels:` and the like: the first pair beside the title, the others below it.
 fn pairs(out: &mut String, title: &str, object: Option<&Value>, between: &str) {
     let pairs: Vec<String> = object
         .and_then(Value::as_object)
@@ -166,7 +166,7 @@ fn pairs(out: &mut String, title: &str, object: Option<&Value>, between: &str) {
     }
 }
 
-fn pod_text(pod: &Value, events: &[Event], now: Wall) -> String {
+fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
     let mut out = String::new();
     let t = |path: &str| text(pod, path);
     let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
@@ -206,7 +206,7 @@ fn pod_text(pod: &Value, events: &[Event], now: Wall) -> String {
             let _ = writeln!(out, "Status:\t{}", t("/status/phase"));
         }
         at => {
-            let since = table::age(Wall::parse(at), now);
+            let since = table::age(WallTime::parse(at), now);
             let _ = writeln!(out, "Status:\tTerminating (lasts {since})");
             if let Some(grace) = pod.pointer("/metadata/deletionGracePeriodSeconds") {
                 let _ = writeln!(out, "Termination Grace Period:\t{grace}s");
@@ -581,7 +581,7 @@ fn tolerations(out: &mut String, all: &[Value]) {
     }
 }
 
-fn events_text(out: &mut String, events: &[&Event], now: Wall) {
+fn events_text(out: &mut String, events: &[&Event], now: WallTime) {
     if events.is_empty() {
         out.push_str("Events:\t<none>\n");
         return;
@@ -609,7 +609,7 @@ fn events_text(out: &mut String, events: &[&Event], now: Wall) {
     }
 }
 
-fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: Wall) -> String {
+fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: WallTime) -> String {
     let mut out = String::new();
     let t = |path: &str| text(node, path);
     let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
@@ -725,7 +725,10 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: Wall) -> Strin
             *sum += amount;
             let _ = write!(out, "\t{}", part(column, amount));
         }
-        let age = table::age(Wall::parse(text(pod, "/metadata/creationTimestamp")), now);
+        let age = table::age(
+            WallTime::parse(text(pod, "/metadata/creationTimestamp")),
+            now,
+        );
         let _ = writeln!(out, "\t{age}");
     }
     out.push_str(
@@ -928,7 +931,7 @@ Events:
                 "2024-01-01T00:00:50Z",
             ),
         ];
-        let now = Wall::parse("2024-01-01T00:01:00Z").expect("time");
+        let now = WallTime::parse("2024-01-01T00:01:00Z").expect("time");
         let shown = elastic::align(&pod_text(&pod(), &events, now));
         let mut lines = shown.lines().zip(EXPECTED.lines());
         assert!(lines.all(|(a, b)| {
@@ -940,7 +943,7 @@ Events:
 
     #[test]
     fn a_pod_of_which_little_is_known() {
-        let now = Wall::from_secs(0);
+        let now = WallTime::from_secs(0);
         let new = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}});
         let shown = elastic::align(&pod_text(&new, &[], now));
         assert!(
@@ -951,7 +954,7 @@ Events:
         let mut ending = pod();
         ending["metadata"]["deletionTimestamp"] = "1970-01-01T00:00:00Z".into();
         ending["metadata"]["deletionGracePeriodSeconds"] = 30.into();
-        let shown = elastic::align(&pod_text(&ending, &[], Wall::from_secs(5)));
+        let shown = elastic::align(&pod_text(&ending, &[], WallTime::from_secs(5)));
         assert!(
             shown.contains("Terminating (lasts 5s)\nTermination Grace Period:  30s\n"),
             "{shown}"
@@ -973,7 +976,7 @@ Events:
         });
         let mut done = pod();
         done["status"]["phase"] = "Succeeded".into();
-        let now = Wall::parse("2024-01-01T00:01:00Z").expect("time");
+        let now = WallTime::parse("2024-01-01T00:01:00Z").expect("time");
         let none = json!({"short": [], "by": "", "order": []});
         let shown = elastic::align(&node_text(&node, &[pod(), done], &none, now));
         for line in [

@@ -4,39 +4,39 @@ use std::process::ExitCode;
 
 use super::{
     CliError,
-    args::{Word, Words, unexpected},
+    args::{CliWord, CliWords, unexpected},
     get::DEFAULT_NAMESPACE,
     logs::or_default,
-    remote::{self, Streams},
+    remote::{self, TerminalStreams},
 };
 use crate::server::http::encode;
 
 #[derive(Default)]
-struct Exec {
+struct ExecCommand {
     namespace: String,
     pod: String,
     container: String,
-    streams: Streams,
+    streams: TerminalStreams,
     command: Vec<String>,
 }
 
-pub(super) fn run(mut words: Words) -> Result<ExitCode, CliError> {
-    let mut exec = Exec {
+pub(super) fn run(mut words: CliWords) -> Result<ExitCode, CliError> {
+    let mut exec = ExecCommand {
         namespace: DEFAULT_NAMESPACE.into(),
-        ..Exec::default()
+        ..ExecCommand::default()
     };
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("namespace") => exec.namespace = words.value()?,
-            Word::Flag("container") => exec.container = words.value()?,
-            Word::Flag("stdin") => exec.streams.stdin = words.switch()?,
-            Word::Flag("tty") => exec.streams.tty = words.switch()?,
-            Word::Value(value) if exec.pod.is_empty() => exec.pod = pod_name(value),
-            Word::Value(first) => {
+            CliWord::Flag("namespace") => exec.namespace = words.value()?,
+            CliWord::Flag("container") => exec.container = words.value()?,
+            CliWord::Flag("stdin") => exec.streams.stdin = words.switch()?,
+            CliWord::Flag("tty") => exec.streams.tty = words.switch()?,
+            CliWord::Value(value) if exec.pod.is_empty() => exec.pod = pod_name(value),
+            CliWord::Value(first) => {
                 exec.command.push(first);
                 exec.command.extend(words.rest()?);
             }
-            other @ Word::Flag(_) => return Err(unexpected(other)),
+            other @ CliWord::Flag(_) => return Err(unexpected(other)),
         }
     }
     if exec.pod.is_empty() {
@@ -59,7 +59,7 @@ pub(super) fn pod_name(word: String) -> String {
     bare.map(str::to_owned).unwrap_or(word)
 }
 
-impl Exec {
+impl ExecCommand {
     fn target(&self) -> String {
         let mut target = format!(
             "/exec/{}/{}/{}?{}",

@@ -6,16 +6,16 @@ use std::io::{IsTerminal as _, Write as _};
 use serde_json::Value;
 
 use super::{
-    CliError, Client,
-    args::{Word, Words, unexpected},
+    AgentClient, CliError,
+    args::{CliWord, CliWords, unexpected},
     commands::KINDS,
-    live::{self, Row, Seen},
+    live::{self, LiveRow, LiveTable},
     print, table,
 };
 use crate::{
-    api::{Event, Pod, Wall, cri::Image, order::Order as _, strict},
+    api::{Event, Pod, WallTime, cri::StoredImage, order::OrderExt as _, strict},
     server::{
-        backend::{DeviceShown, List},
+        backend::{DeviceReport, ObjectList},
         http::encode,
     },
     sys::clock,
@@ -28,7 +28,7 @@ const PULLING: &str = "Pulling image ";
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Output {
+enum OutputFormat {
     #[default]
     Table,
     Wide,
@@ -38,34 +38,34 @@ enum Output {
 }
 
 #[derive(Default)]
-struct Get {
+struct GetCommand {
     kind: String,
     names: Vec<String>,
     namespace: Option<String>,
     all_namespaces: bool,
-    output: Output,
+    output: OutputFormat,
     no_headers: bool,
     watch: bool,
 }
 
-pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
-    let mut get = Get::default();
+pub(crate) fn run(mut words: CliWords) -> Result<(), CliError> {
+    let mut get = GetCommand::default();
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("namespace") => get.namespace = Some(words.value()?),
-            Word::Flag("all-namespaces") => get.all_namespaces = words.switch()?,
-            Word::Flag("output") => get.output = output(&words.value()?)?,
-            Word::Flag("no-headers") => get.no_headers = words.switch()?,
-            Word::Flag("watch") => get.watch = words.switch()?,
-            Word::Value(value) if get.kind.is_empty() => match value.split_once('/') {
+            CliWord::Flag("namespace") => get.namespace = Some(words.value()?),
+            CliWord::Flag("all-namespaces") => get.all_namespaces = words.switch()?,
+            CliWord::Flag("output") => get.output = output(&words.value()?)?,
+            CliWord::Flag("no-headers") => get.no_headers = words.switch()?,
+            CliWord::Flag("watch") => get.watch = words.switch()?,
+            CliWord::Value(value) if get.kind.is_empty() => match value.split_once('/') {
                 Some((kind, name)) => {
                     get.kind = kind.to_owned();
                     get.names.push(name.to_owned());
                 }
                 None => get.kind = value,
             },
-            Word::Value(value) => get.names.push(value),
-            other @ Word::Flag(_) => return Err(unexpected(other)),
+            CliWord::Value(value) => get.names.push(value),
+            other @ CliWord::Flag(_) => return Err(unexpected(other)),
         }
     }
     let client = match get.watch {
@@ -76,33 +76,33 @@ pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
         return watch(client, get);
     }
     match named(&get.kind)? {
-        Named::Objects(kind) => objects(&client, &get, kind),
-        Named::Images => images(&client, &get),
-        Named::Devices => devices(&client, &get),
-        Named::Node => node(&client, &get),
-        Named::Events => events(&client, &get),
+        RequestedKind::Objects(kind) => objects(&client, &get, kind),
+        RequestedKind::Images => images(&client, &get),
+        RequestedKind::Devices => devices(&client, &get),
+        RequestedKind::Node => node(&client, &get),
+        RequestedKind::Events => events(&client, &get),
     }
 }
 
 /// Kind of things that was asked for.
 #[derive(Clone, Copy)]
-enum Named {
-    Objects(&'static Kind),
+enum RequestedKind {
+    Objects(&'static ObjectKind),
     Images,
     Devices,
     Node,
     Events,
 }
 
-fn named(kind: &str) -> Result<Named, CliError> {
+fn named(kind: &str) -> Result<RequestedKind, CliError> {
     Ok(match kind {
-        "pod" | "pods" | "po" => Named::Objects(&PODS),
-        "image" | "images" => Named::Images,
-        "device" | "devices" => Named::Devices,
-        "node" | "nodes" | "no" => Named::Node,
-        "event" | "events" | "ev" => Named::Events,
-        "configmap" | "configmaps" | "cm" => Named::Objects(&CONFIG_MAPS),
-        "secret" | "secrets" => Named::Objects(&SECRETS),
+        "pod" | "pods" | "po" => RequestedKind::Objects(&PODS),
+        "image" | "images" => RequestedKind::Images,
+        "device" | "devices" => RequestedKind::Devices,
+        "node" | "nodes" | "no" => RequestedKind::Node,
+        "event" | "events" | "ev" => RequestedKind::Events,
+        "configmap" | "configmaps" | "cm" => RequestedKind::Objects(&CONFIG_MAPS),
+        "secret" | "secrets" => RequestedKind::Objects(&SECRETS),
         "" => {
             return Err(CliError::new(format!(
                 "you must say what to get: {}",
@@ -117,13 +117,13 @@ fn named(kind: &str) -> Result<Named, CliError> {
     })
 }
 
-fn output(text: &str) -> Result<Output, CliError> {
+fn output(text: &str) -> Result<OutputFormat, CliError> {
     Ok(match text {
-        "" => Output::Table,
-        "wide" => Output::Wide,
-        "json" => Output::Json,
-        "yaml" => Output::Yaml,
-        "name" => Output::Name,
+        "" => OutputFormat::Table,
+        "wide" => OutputFormat::Wide,
+        "json" => OutputFormat::Json,
+        "yaml" => OutputFormat::Yaml,
+        "name" => OutputFormat::Name,
         other => {
             return Err(CliError::new(format!(
                 "unable to match a printer suitable for the output format \"{other}\", allowed formats are: json,name,wide,yaml"
@@ -133,13 +133,13 @@ fn output(text: &str) -> Result<Output, CliError> {
 }
 
 /// Prints `value` in the form that was asked for; `None` if that is a table.
-fn print_object(value: &Value, output: &Output) -> Option<Result<(), CliError>> {
+fn print_object(value: &Value, output: &OutputFormat) -> Option<Result<(), CliError>> {
     let text = match output {
-        Output::Json => serde_json::to_string_pretty(value)
+        OutputFormat::Json => serde_json::to_string_pretty(value)
             .map(|t| t + "\n")
             .map_err(|e| e.to_string()),
-        Output::Yaml => serde_yaml_ng::to_string(value).map_err(|e| e.to_string()),
-        Output::Table | Output::Wide | Output::Name => return None,
+        OutputFormat::Yaml => serde_yaml_ng::to_string(value).map_err(|e| e.to_string()),
+        OutputFormat::Table | OutputFormat::Wide | OutputFormat::Name => return None,
     };
     Some(
         text.map_err(|e| CliError::new(format!("cannot print: {e}")))
@@ -148,18 +148,18 @@ fn print_object(value: &Value, output: &Output) -> Option<Result<(), CliError>> 
 }
 
 /// A kind of namespaced objects: its route and its table.
-struct Kind {
+struct ObjectKind {
     /// Route, and the kind's name in the plural.
     route: &'static str,
     singular: &'static str,
     header: fn(all_namespaces: bool, wide: bool) -> Vec<&'static str>,
-    row: MakeRow,
+    row: ObjectRowFn,
 }
 
 /// Makes a row of an object: (object, now, of all namespaces, wide). Errors: the object is malformed.
-type MakeRow = fn(&Value, Wall, bool, bool) -> Result<Vec<String>, CliError>;
+type ObjectRowFn = fn(&Value, WallTime, bool, bool) -> Result<Vec<String>, CliError>;
 
-static PODS: Kind = Kind {
+static PODS: ObjectKind = ObjectKind {
     route: "pods",
     singular: "pod",
     header: table::pod_header,
@@ -169,13 +169,13 @@ static PODS: Kind = Kind {
         Ok(table::pod_row(&pod, now, all_namespaces, wide))
     },
 };
-static CONFIG_MAPS: Kind = Kind {
+static CONFIG_MAPS: ObjectKind = ObjectKind {
     route: "configmaps",
     singular: "configmap",
     header: |all_namespaces, _| table::object_header(all_namespaces, false),
     row: |item, now, all_namespaces, _| Ok(table::object_row(item, now, all_namespaces, false)),
 };
-static SECRETS: Kind = Kind {
+static SECRETS: ObjectKind = ObjectKind {
     route: "secrets",
     singular: "secret",
     header: |all_namespaces, _| table::object_header(all_namespaces, true),
@@ -186,16 +186,20 @@ fn name_of(item: &Value) -> &str {
     item["metadata"]["name"].as_str().unwrap_or("")
 }
 
-fn objects(client: &Client, get: &Get, kind: &Kind) -> Result<(), CliError> {
+fn objects(client: &AgentClient, get: &GetCommand, kind: &ObjectKind) -> Result<(), CliError> {
     let (list, items, missing) = found(client, get, kind)?;
     show_objects(items, list, get, kind, missing.is_some())?;
     missing.map_or(Ok(()), Err)
 }
 
 /// The list without its items, the items that were asked for, and the error of a name that is missing.
-type Found = (Value, Vec<Value>, Option<CliError>);
+type FoundObjects = (Value, Vec<Value>, Option<CliError>);
 
-fn found(client: &Client, get: &Get, kind: &Kind) -> Result<Found, CliError> {
+fn found(
+    client: &AgentClient,
+    get: &GetCommand,
+    kind: &ObjectKind,
+) -> Result<FoundObjects, CliError> {
     let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let route = kind.route;
     let target = if get.all_namespaces {
@@ -225,11 +229,11 @@ fn found(client: &Client, get: &Get, kind: &Kind) -> Result<Found, CliError> {
 fn show_objects(
     items: Vec<Value>,
     mut list: Value,
-    get: &Get,
-    kind: &Kind,
+    get: &GetCommand,
+    kind: &ObjectKind,
     missing: bool,
 ) -> Result<(), CliError> {
-    if matches!(get.output, Output::Json | Output::Yaml) {
+    if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
         // One name, one object; otherwise a list, as kubectl prints it.
         let value = match <[_; 1]>::try_from(items) {
             Ok([one]) if get.names.len() == 1 => one,
@@ -239,7 +243,7 @@ fn show_objects(
         };
         return print_object(&value, &get.output).unwrap_or(Ok(()));
     }
-    if get.output == Output::Name {
+    if get.output == OutputFormat::Name {
         let lines = items.iter().map(name_of);
         return print(
             &lines
@@ -253,7 +257,7 @@ fn show_objects(
         }
         return Ok(());
     }
-    let (now, wide) = (clock::wall(), get.output == Output::Wide);
+    let (now, wide) = (clock::wall(), get.output == OutputFormat::Wide);
     let rows = items
         .iter()
         .map(|item| (kind.row)(item, now, get.all_namespaces, wide))
@@ -286,12 +290,12 @@ pub(crate) fn pulls(pod: &Value) -> Vec<String> {
     lines
 }
 
-fn nothing_found(get: &Get) {
+fn nothing_found(get: &GetCommand) {
     // If standard error is closed, nobody can be told.
     let _ = writeln!(std::io::stderr(), "{}", nothing(get));
 }
 
-fn nothing(get: &Get) -> String {
+fn nothing(get: &GetCommand) -> String {
     let place = if get.all_namespaces {
         String::new()
     } else {
@@ -318,27 +322,31 @@ fn show_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> Result
 }
 
 /// `get images` and `image ls`.
-pub(crate) fn show_images(client: &Client, wide: bool, no_headers: bool) -> Result<(), CliError> {
+pub(crate) fn show_images(
+    client: &AgentClient,
+    wide: bool,
+    no_headers: bool,
+) -> Result<(), CliError> {
     let rows = image_rows(client, wide)?;
     show_table(&table::IMAGE_HEADER, &rows, no_headers)
 }
 
-fn image_rows(client: &Client, wide: bool) -> Result<Vec<Vec<String>>, CliError> {
-    let images: List<Image> = client.read("/images")?;
+fn image_rows(client: &AgentClient, wide: bool) -> Result<Vec<Vec<String>>, CliError> {
+    let images: ObjectList<StoredImage> = client.read("/images")?;
     let rows = images.items.iter();
     Ok(rows.flat_map(|i| table::image_rows(i, wide)).collect())
 }
 
-fn images(client: &Client, get: &Get) -> Result<(), CliError> {
-    if matches!(get.output, Output::Json | Output::Yaml) {
+fn images(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
+    if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
         let list = client.json("GET", "/images")?;
         return print_object(&list, &get.output).unwrap_or(Ok(()));
     }
-    show_images(client, get.output == Output::Wide, get.no_headers)
+    show_images(client, get.output == OutputFormat::Wide, get.no_headers)
 }
 
-fn devices(client: &Client, get: &Get) -> Result<(), CliError> {
-    if matches!(get.output, Output::Json | Output::Yaml) {
+fn devices(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
+    if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
         let list = client.json("GET", "/devices")?;
         return print_object(&list, &get.output).unwrap_or(Ok(()));
     }
@@ -350,18 +358,18 @@ fn devices(client: &Client, get: &Get) -> Result<(), CliError> {
     show_table(&table::DEVICE_HEADER, &rows, get.no_headers)
 }
 
-fn device_rows(client: &Client) -> Result<Vec<Vec<String>>, CliError> {
-    let list: List<DeviceShown> = client.read("/devices")?;
+fn device_rows(client: &AgentClient) -> Result<Vec<Vec<String>>, CliError> {
+    let list: ObjectList<DeviceReport> = client.read("/devices")?;
     Ok(list.items.iter().map(table::device_row).collect())
 }
 
-fn events(client: &Client, get: &Get) -> Result<(), CliError> {
+fn events(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
     let target = events_target(get);
-    if matches!(get.output, Output::Json | Output::Yaml) {
+    if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
         let list = client.json("GET", &target)?;
         return print_object(&list, &get.output).unwrap_or(Ok(()));
     }
-    let list: List<Event> = client.read(&target)?;
+    let list: ObjectList<Event> = client.read(&target)?;
     let now = clock::wall();
     let rows: Vec<Vec<String>> = list
         .items
@@ -375,7 +383,7 @@ fn events(client: &Client, get: &Get) -> Result<(), CliError> {
     show_table(&event_header(get), &rows, get.no_headers)
 }
 
-fn events_target(get: &Get) -> String {
+fn events_target(get: &GetCommand) -> String {
     let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     match get.all_namespaces {
         true => "/events".into(),
@@ -383,7 +391,7 @@ fn events_target(get: &Get) -> String {
     }
 }
 
-fn event_header(get: &Get) -> Vec<&'static str> {
+fn event_header(get: &GetCommand) -> Vec<&'static str> {
     let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"];
     if get.all_namespaces {
         header.insert(0, "NAMESPACE");
@@ -391,21 +399,21 @@ fn event_header(get: &Get) -> Vec<&'static str> {
     header
 }
 
-fn node(client: &Client, get: &Get) -> Result<(), CliError> {
+fn node(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
     let node = own_node(client, get)?;
     if let Some(done) = print_object(&node, &get.output) {
         return done;
     }
-    if get.output == Output::Name {
+    if get.output == OutputFormat::Name {
         return print(&format!("node/{}\n", name_of(&node)));
     }
-    let wide = get.output == Output::Wide;
+    let wide = get.output == OutputFormat::Wide;
     let row = node_row(&node, clock::wall(), wide);
     show_table(&node_header(wide), &[row], get.no_headers)
 }
 
 /// The node; an error if another was asked for.
-fn own_node(client: &Client, get: &Get) -> Result<Value, CliError> {
+fn own_node(client: &AgentClient, get: &GetCommand) -> Result<Value, CliError> {
     let node = client.json("GET", "/node")?;
     match get.names.iter().find(|name| **name != name_of(&node)) {
         None => Ok(node),
@@ -430,7 +438,7 @@ fn node_header(wide: bool) -> Vec<&'static str> {
     header
 }
 
-fn node_row(node: &Value, now: Wall, wide: bool) -> Vec<String> {
+fn node_row(node: &Value, now: WallTime, wide: bool) -> Vec<String> {
     let text = |path: &str| {
         node.pointer(path)
             .and_then(|v| v.as_str())
@@ -441,7 +449,7 @@ fn node_row(node: &Value, now: Wall, wide: bool) -> Vec<String> {
         all.iter()
             .any(|c| c["type"] == "Ready" && c["status"] == "True")
     });
-    let created = Wall::parse(&text("/metadata/creationTimestamp"));
+    let created = WallTime::parse(&text("/metadata/creationTimestamp"));
     let status = if ready { "Ready" } else { "NotReady" };
     let mut row = vec![
         text("/metadata/name"),
@@ -470,8 +478,8 @@ fn node_row(node: &Value, now: Wall, wide: bool) -> Vec<String> {
 /// Time between two looks of `get -w`.
 const EVERY: Duration = Duration::from_secs(1);
 
-fn watch(client: Client, get: Get) -> Result<(), CliError> {
-    if !matches!(get.output, Output::Table | Output::Wide) {
+fn watch(client: AgentClient, get: GetCommand) -> Result<(), CliError> {
+    if !matches!(get.output, OutputFormat::Table | OutputFormat::Wide) {
         return Err(CliError::new(
             "--watch shows a table: leave --output out, or give it wide",
         ));
@@ -490,16 +498,16 @@ fn watch(client: Client, get: Get) -> Result<(), CliError> {
 /// Reads the present objects. Ages count from `since` where lines are compared, so that time alone is no change.
 /// `first`: missing names are an error; later they have ended.
 fn look(
-    client: &Client,
-    get: &Get,
-    kind: Named,
-    since: Wall,
+    client: &AgentClient,
+    get: &GetCommand,
+    kind: RequestedKind,
+    since: WallTime,
     first: bool,
-) -> Result<Seen, CliError> {
-    let (now, wide) = (clock::wall(), get.output == Output::Wide);
-    let mut seen = Seen::default();
+) -> Result<LiveTable, CliError> {
+    let (now, wide) = (clock::wall(), get.output == OutputFormat::Wide);
+    let mut seen = LiveTable::default();
     match kind {
-        Named::Objects(kind) => {
+        RequestedKind::Objects(kind) => {
             let (_, items, missing) = found(client, get, kind)?;
             if let Some(missing) = missing.filter(|_| first) {
                 return Err(missing);
@@ -507,8 +515,8 @@ fn look(
             seen.header = (kind.header)(get.all_namespaces, wide);
             for item in &items {
                 let namespace = item["metadata"]["namespace"].as_str().unwrap_or("");
-                let row = |at: Wall| (kind.row)(item, at, get.all_namespaces, wide);
-                seen.rows.push(Row {
+                let row = |at: WallTime| (kind.row)(item, at, get.all_namespaces, wide);
+                seen.rows.push(LiveRow {
                     id: format!("{namespace}/{}", name_of(item)),
                     said: row(since)?,
                     cells: row(now)?,
@@ -517,40 +525,40 @@ fn look(
             seen.rows.order_by(|a, b| a.id.cmp(&b.id));
             seen.notes = items.iter().flat_map(pulls).collect();
         }
-        Named::Images => {
+        RequestedKind::Images => {
             seen.header = table::IMAGE_HEADER.to_vec();
             let rows = image_rows(client, wide)?;
             let rows = rows.into_iter();
             // A name may move to another image, and an image may have none.
-            seen.rows = rows.map(|cells| Row::named(cells, 3)).collect();
+            seen.rows = rows.map(|cells| LiveRow::named(cells, 3)).collect();
             seen.rows.order_by(|a, b| a.id.cmp(&b.id));
         }
-        Named::Devices => {
+        RequestedKind::Devices => {
             seen.header = table::DEVICE_HEADER.to_vec();
             let rows = device_rows(client)?.into_iter();
             // A unit may be of two resources.
             let id = |cells: &[String]| format!("{} {}", cells[0], cells[1]);
             seen.rows = rows
-                .map(|cells| Row {
+                .map(|cells| LiveRow {
                     id: id(&cells),
                     said: cells.clone(),
                     cells,
                 })
                 .collect();
         }
-        Named::Node => {
+        RequestedKind::Node => {
             let node = own_node(client, get)?;
             seen.header = node_header(wide);
-            seen.rows = vec![Row {
+            seen.rows = vec![LiveRow {
                 id: name_of(&node).to_owned(),
                 said: node_row(&node, since, wide),
                 cells: node_row(&node, now, wide),
             }];
         }
-        Named::Events => {
-            let list: List<Event> = client.read(&events_target(get))?;
+        RequestedKind::Events => {
+            let list: ObjectList<Event> = client.read(&events_target(get))?;
             seen.header = event_header(get);
-            let rows = list.items.iter().map(|event| Row {
+            let rows = list.items.iter().map(|event| LiveRow {
                 id: format!("{}/{}", event.metadata.namespace, event.metadata.name),
                 said: vec![event.count.to_string(), event.message.clone()],
                 cells: table::event_row(event, now, get.all_namespaces),

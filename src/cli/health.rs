@@ -4,13 +4,13 @@ use core::time::Duration;
 
 use super::{
     CliError,
-    args::{Word, Words, unexpected},
-    client::Client,
+    args::{CliWord, CliWords, unexpected},
+    client::AgentClient,
     print,
 };
 use crate::{
     logic::check,
-    server::backend::Health,
+    server::backend::AgentHealth,
     sys::{clock, start},
 };
 
@@ -19,11 +19,11 @@ const MAX_WAIT_S: u64 = 3600;
 /// Time between two looks, milliseconds.
 pub(crate) const LOOK_MS: i32 = 500;
 
-pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
+pub(crate) fn run(mut words: CliWords) -> Result<(), CliError> {
     let mut wait_s: u64 = 0;
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("wait") => wait_s = words.number("wait")?,
+            CliWord::Flag("wait") => wait_s = words.number("wait")?,
             other => return Err(unexpected(other)),
         }
     }
@@ -40,8 +40,8 @@ pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Reads the agent's health. An agent that is not well is an error; a silent apiserver is not its fault.
-pub(crate) fn look(client: &Client) -> Result<Health, CliError> {
-    let health: Health = client.read("/health")?;
+pub(crate) fn look(client: &AgentClient) -> Result<AgentHealth, CliError> {
+    let health: AgentHealth = client.read("/health")?;
     match check::trouble(&facts(health.clone())) {
         None => Ok(health),
         Some(why) => Err(CliError::new(format!("the agent {why}"))),
@@ -49,7 +49,7 @@ pub(crate) fn look(client: &Client) -> Result<Health, CliError> {
 }
 
 /// Translates health into the facts of the checks.
-pub(crate) fn facts(health: Health) -> check::AgentFacts {
+pub(crate) fn facts(health: AgentHealth) -> check::AgentFacts {
     check::AgentFacts {
         version: health.version.into_owned(),
         relist_age_ms: health.relist_age_ms,

@@ -4,16 +4,16 @@ use std::io::{BufRead as _, Read as _};
 
 use super::{
     CliError,
-    args::{Word, Words, unexpected},
-    client::Answer,
+    args::{CliWord, CliWords, unexpected},
+    client::AgentAnswer,
     get, print,
-    progress::Progress,
+    progress::ProgressDisplay,
     verify,
 };
 use crate::api::strict::from_json;
-use crate::server::{backend::Line, http::encode};
+use crate::server::{backend::ProgressLine, http::encode};
 
-pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
+pub(super) fn run(verb: &str, mut words: CliWords) -> Result<(), CliError> {
     if verb == "verify" {
         return verify::run(words);
     }
@@ -22,13 +22,13 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
     let (mut wide, mut no_headers, mut quiet, mut now) = (false, false, false, false);
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("name") => name = words.value()?,
-            Word::Flag("quiet") => quiet = words.switch()?,
-            Word::Flag("now") => now = words.switch()?,
-            Word::Flag("no-headers") => no_headers = words.switch()?,
-            Word::Flag("output") => wide = words.value()? == "wide",
-            Word::Value(value) => values.push(value),
-            other @ Word::Flag(_) => return Err(unexpected(other)),
+            CliWord::Flag("name") => name = words.value()?,
+            CliWord::Flag("quiet") => quiet = words.switch()?,
+            CliWord::Flag("now") => now = words.switch()?,
+            CliWord::Flag("no-headers") => no_headers = words.switch()?,
+            CliWord::Flag("output") => wide = words.value()? == "wide",
+            CliWord::Value(value) => values.push(value),
+            other @ CliWord::Flag(_) => return Err(unexpected(other)),
         }
     }
     let client = words.client();
@@ -50,7 +50,7 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
                     encode(&name)
                 );
                 let answer = client.send("POST", &target, "")?;
-                for name in follow(answer, &mut Progress::new(&file, quiet))? {
+                for name in follow(answer, &mut ProgressDisplay::new(&file, quiet))? {
                     print(&format!("Imported: {name}\n"))?;
                 }
             }
@@ -64,7 +64,7 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
                 let more = if now { "&now=true" } else { "" };
                 let target = format!("/images/pull?reference={}{more}", encode(&image));
                 let answer = client.send("POST", &target, "")?;
-                for id in follow(answer, &mut Progress::new(&image, quiet))? {
+                for id in follow(answer, &mut ProgressDisplay::new(&image, quiet))? {
                     print(&format!("Pulled: {image} {id}\n"))?;
                 }
             }
@@ -94,15 +94,18 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// Shows the steps of a transfer until it has ended. Returns the references that it brought.
-fn follow(answer: Answer, progress: &mut Progress) -> Result<Vec<String>, CliError> {
+fn follow(answer: AgentAnswer, progress: &mut ProgressDisplay) -> Result<Vec<String>, CliError> {
     match outcome(answer, progress)? {
-        Line::Imported(names) => Ok(names),
+        ProgressLine::Imported(names) => Ok(names),
         other => Err(unforeseen(&other)),
     }
 }
 
 /// Shows the steps of an operation until it has ended. Returns its last line, which is no failure.
-pub(super) fn outcome(mut answer: Answer, progress: &mut Progress) -> Result<Line, CliError> {
+pub(super) fn outcome(
+    mut answer: AgentAnswer,
+    progress: &mut ProgressDisplay,
+) -> Result<ProgressLine, CliError> {
     let lost = |why: &str| CliError::new(format!("connection to the agent failed: {why}"));
     loop {
         let mut line = String::new();
@@ -111,14 +114,16 @@ pub(super) fn outcome(mut answer: Answer, progress: &mut Progress) -> Result<Lin
             return Err(lost("it ended before the work was done"));
         }
         match from_json(line.as_bytes()).map_err(|e| lost(&e.to_string()))? {
-            Line::Step(step) => progress.show(step),
-            Line::Failed { status, error } => return Err(CliError::from_server(status, &error)),
+            ProgressLine::Step(step) => progress.show(step),
+            ProgressLine::Failed { status, error } => {
+                return Err(CliError::from_server(status, &error));
+            }
             last => return Ok(last),
         }
     }
 }
 
 /// Makes the error of an answer that does not fit the request.
-pub(super) fn unforeseen(line: &Line) -> CliError {
+pub(super) fn unforeseen(line: &ProgressLine) -> CliError {
     CliError::new(format!("the agent's answer is not understood: {line:?}"))
 }

@@ -29,7 +29,7 @@ const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 /// A line of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct LiveRow {
     /// Name of the line. Changes are found by comparing lines of the same name.
     pub(crate) id: String,
     /// Cells without the parts that change with time alone.
@@ -38,7 +38,7 @@ pub(crate) struct Row {
     pub(crate) cells: Vec<String>,
 }
 
-impl Row {
+impl LiveRow {
     /// Makes a line whose first `names` cells name it.
     pub(crate) fn named(cells: Vec<String>, names: usize) -> Self {
         let id: Vec<&str> = cells.iter().take(names).map(String::as_str).collect();
@@ -52,10 +52,10 @@ impl Row {
 
 /// Result of one look.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct LiveTable {
     pub(crate) header: Vec<&'static str>,
     /// Lines of the table, in the order in which they are shown.
-    pub(crate) rows: Vec<Row>,
+    pub(crate) rows: Vec<LiveRow>,
     /// Lines below the table. Only terminals show them.
     pub(crate) notes: Vec<String>,
 }
@@ -64,11 +64,15 @@ pub(crate) struct Seen {
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Function that looks once.
-pub(crate) type Look = Box<dyn FnMut() -> Result<Seen, CliError> + Send>;
+pub(crate) type ReadTableFn = Box<dyn FnMut() -> Result<LiveTable, CliError> + Send>;
 
 /// Looks at intervals of `every`, and shows the table until the reader leaves. The first look has to succeed. Later a
 /// terminal shows the error, and goes on.
-pub(crate) fn watch(every: Duration, no_headers: bool, mut look: Look) -> Result<(), CliError> {
+pub(crate) fn watch(
+    every: Duration,
+    no_headers: bool,
+    mut look: ReadTableFn,
+) -> Result<(), CliError> {
     let first = look()?;
     let done = match io::stdout().is_terminal() {
         true => on_terminal(every, no_headers, first, look),
@@ -76,19 +80,19 @@ pub(crate) fn watch(every: Duration, no_headers: bool, mut look: Look) -> Result
     };
     match done {
         // The reader left (`| head`, a terminal that was closed): that is the end, not an error.
-        Err(Failed::Write(Errno::EPIPE | Errno::EIO)) => Ok(()),
-        Err(Failed::Write(e)) => Err(CliError::new(format!("cannot write: {e}"))),
-        Err(Failed::Look(e)) => Err(e),
+        Err(LiveTableError::Write(Errno::EPIPE | Errno::EIO)) => Ok(()),
+        Err(LiveTableError::Write(e)) => Err(CliError::new(format!("cannot write: {e}"))),
+        Err(LiveTableError::Look(e)) => Err(e),
         Ok(()) => Ok(()),
     }
 }
 
-enum Failed {
+enum LiveTableError {
     Write(Errno),
     Look(CliError),
 }
 
-impl From<Errno> for Failed {
+impl From<Errno> for LiveTableError {
     fn from(e: Errno) -> Self {
         Self::Write(e)
     }
@@ -114,12 +118,12 @@ fn millis(time: Duration) -> i32 {
 fn as_lines(
     every: Duration,
     no_headers: bool,
-    mut seen: Seen,
-    mut look: Look,
-) -> Result<(), Failed> {
-    let mut lines = Lines {
+    mut seen: LiveTable,
+    mut look: ReadTableFn,
+) -> Result<(), LiveTableError> {
+    let mut lines = WrittenLines {
         wants_header: !no_headers,
-        ..Lines::default()
+        ..WrittenLines::default()
     };
     let stdout = io::stdout();
     // Bounded: by the reader, whose end is seen at once even if nothing changes.
@@ -133,22 +137,22 @@ fn as_lines(
         if start::poll(&mut reader, millis(every)).is_ok_and(|left| left > 0) {
             return Ok(());
         }
-        seen = look().map_err(Failed::Look)?;
+        seen = look().map_err(LiveTableError::Look)?;
     }
 }
 
 /// The lines that were written already.
 #[derive(Default)]
-struct Lines {
+struct WrittenLines {
     wants_header: bool,
     widths: Vec<usize>,
-    last: Vec<Row>,
+    last: Vec<LiveRow>,
 }
 
-impl Lines {
+impl WrittenLines {
     /// Returns the lines that are new, changed or gone since the look before. The last state of a line that is gone is
     /// told once more, as kubectl does.
-    fn tell(&mut self, seen: Seen) -> String {
+    fn tell(&mut self, seen: LiveTable) -> String {
         let mut before = core::mem::take(&mut self.last);
         let mut told = Vec::new();
         for row in seen.rows {
@@ -183,16 +187,16 @@ impl Lines {
 }
 
 /// Guard of the alternate screen: it is left on drop.
-struct Screen;
+struct AlternateScreen;
 
-impl Screen {
+impl AlternateScreen {
     fn enter() -> Result<Self, Errno> {
         write(ENTER)?;
         Ok(Self)
     }
 }
 
-impl Drop for Screen {
+impl Drop for AlternateScreen {
     fn drop(&mut self) {
         // Nobody is left to see it.
         let _ = write(LEAVE);
@@ -202,9 +206,9 @@ impl Drop for Screen {
 fn on_terminal(
     every: Duration,
     no_headers: bool,
-    mut seen: Seen,
-    mut look: Look,
-) -> Result<(), Failed> {
+    mut seen: LiveTable,
+    mut look: ReadTableFn,
+) -> Result<(), LiveTableError> {
     let ends = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
     let all = ends.into_iter().chain([Signal::SIGTSTP, Signal::SIGWINCH]);
     let signals: SigSet = all.collect();
@@ -226,7 +230,7 @@ fn on_terminal(
         }
     });
     let stdout = io::stdout();
-    let mut screen = Some(Screen::enter()?);
+    let mut screen = Some(AlternateScreen::enter()?);
     let (mut shown, mut trouble) = (String::new(), None);
     let mut next = Some(clock::mono() + every);
     // Bounded: until a signal ends it.
@@ -259,7 +263,7 @@ fn on_terminal(
                 Signal::SIGTSTP => {
                     drop(screen.take());
                     raise(Signal::SIGSTOP)?;
-                    screen = Some(Screen::enter()?);
+                    screen = Some(AlternateScreen::enter()?);
                     shown.clear();
                 }
                 _ => return Ok(()),
@@ -289,7 +293,7 @@ fn errno(e: &io::Error) -> Errno {
 /// Draws a whole picture of the terminal: never more lines than it has, each cut at its edge, the rest of each line
 /// cleared.
 fn frame(
-    seen: &Seen,
+    seen: &LiveTable,
     no_headers: bool,
     trouble: Option<&str>,
     (columns, rows): (usize, usize),
@@ -341,16 +345,16 @@ fn frame(
 mod tests {
     use super::*;
 
-    fn row(name: &str, state: &str, age: &str) -> Row {
-        Row {
+    fn row(name: &str, state: &str, age: &str) -> LiveRow {
+        LiveRow {
             id: name.into(),
             said: vec![name.into(), state.into()],
             cells: vec![name.into(), state.into(), age.into()],
         }
     }
 
-    fn seen(rows: &[Row]) -> Seen {
-        Seen {
+    fn seen(rows: &[LiveRow]) -> LiveTable {
+        LiveTable {
             header: vec!["NAME", "STATUS", "AGE"],
             rows: rows.to_vec(),
             notes: Vec::new(),
@@ -359,9 +363,9 @@ mod tests {
 
     #[test]
     fn a_line_for_each_change() {
-        let mut lines = Lines {
+        let mut lines = WrittenLines {
             wants_header: true,
-            ..Lines::default()
+            ..WrittenLines::default()
         };
         let two = [row("a", "Pending", "0s"), row("b", "Running", "9s")];
         assert_eq!(
@@ -389,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_frame_fits_the_terminal() {
-        let mut many: Vec<Row> = (0..9)
+        let mut many: Vec<LiveRow> = (0..9)
             .map(|n| row(&format!("p{n}"), "Running", "1s"))
             .collect();
         many[1].cells[1] = "\x1b[2Jred".into();

@@ -4,12 +4,12 @@ use core::fmt::Write as _;
 
 use super::{
     CliError,
-    args::{Word, Words, duration_ms, unexpected},
+    args::{CliWord, CliWords, duration_ms, unexpected},
     get::DEFAULT_NAMESPACE,
 };
 use crate::server::http::encode;
 
-pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
+pub(crate) fn run(mut words: CliWords) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let mut container = String::new();
     let mut names: Vec<String> = Vec::new();
@@ -20,7 +20,7 @@ pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
     let mut since = None;
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag(name) => match name {
+            CliWord::Flag(name) => match name {
                 "namespace" => namespace = words.value()?,
                 "container" => container = words.value()?,
                 "follow" => ask("follow", &words.switch()?.to_string()),
@@ -50,9 +50,9 @@ pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
                     ));
                 }
                 "since-time" => ask("sinceTime", &words.value()?),
-                _ => return Err(unexpected(Word::Flag(name))),
+                _ => return Err(unexpected(CliWord::Flag(name))),
             },
-            Word::Value(value) => names.push(value),
+            CliWord::Value(value) => names.push(value),
         }
     }
     let mut names = names.into_iter();

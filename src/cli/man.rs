@@ -4,7 +4,7 @@
 
 use core::fmt::Write as _;
 
-use super::commands::{self, Command};
+use super::commands::{self, CliCommand};
 use crate::config::flags::described;
 
 /// Makes the whole page.
@@ -93,7 +93,7 @@ pub(super) fn page() -> String {
     out
 }
 
-fn one(out: &mut String, command: &Command) {
+fn one(out: &mut String, command: &CliCommand) {
     let _ = writeln!(
         out,
         ".SS \"{}{}{}\"",

@@ -33,11 +33,11 @@ use std::{
     process::ExitCode,
 };
 
-use args::{Word, Words};
-pub(crate) use client::Client;
-pub(crate) use commands::Command;
+use args::{CliWord, CliWords};
+pub(crate) use client::AgentClient;
+pub(crate) use commands::CliCommand;
 
-use crate::agent::{CalledAs, Manager};
+use crate::agent::{ProgramName, ServiceManagerEnv};
 use crate::net::ProxyVariables;
 use crate::parts;
 use crate::runtime::runc::{exec_wait, pod_init, process};
@@ -108,7 +108,7 @@ pub fn main() -> ExitCode {
             .is_some_and(|path| Path::new(path).file_name() == Some(name.as_ref()))
     };
     if called_as(KUBELET) {
-        return crate::agent::main(words, CalledAs::Kubelet, manager());
+        return crate::agent::main(words, ProgramName::Kubelet, manager());
     }
     if called_as(process::PROGRAM) {
         return process::main(&words);
@@ -145,7 +145,7 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
             if let Some(text) = std::env::var_os(crate::sys::crash::VARIABLE) {
                 crate::sys::crash::arm(&text.to_string_lossy());
             }
-            return Ok(crate::agent::main(words, CalledAs::Picolet, manager()));
+            return Ok(crate::agent::main(words, ProgramName::Picolet, manager()));
         }
         pod_init::COMMAND => return Ok(pod_init::main(words)),
         exec_wait::COMMAND => return Ok(exec_wait::main(&words)),
@@ -170,8 +170,8 @@ pub(crate) fn handed_sockets() -> usize {
 }
 
 /// Reads the environment variables of a service manager.
-fn manager() -> Manager {
-    Manager {
+fn manager() -> ServiceManagerEnv {
+    ServiceManagerEnv {
         socket: std::env::var_os("NOTIFY_SOCKET"),
         watchdog_usec: std::env::var_os("WATCHDOG_USEC"),
         watchdog_pid: std::env::var_os("WATCHDOG_PID"),
@@ -183,9 +183,9 @@ fn manager() -> Manager {
 fn find(
     first: &str,
     mut words: Vec<OsString>,
-) -> Result<(&'static Command, Vec<OsString>), CliError> {
-    let second = |word: &OsString| Command::find(first, word.to_str());
-    if let Some((command, _)) = Command::find(first, None) {
+) -> Result<(&'static CliCommand, Vec<OsString>), CliError> {
+    let second = |word: &OsString| CliCommand::find(first, word.to_str());
+    if let Some((command, _)) = CliCommand::find(first, None) {
         return Ok((command, words));
     }
     // Flags may stand before the second word.
@@ -197,7 +197,7 @@ fn find(
         words.remove(at);
         return Ok((command, words));
     }
-    if Command::is_family(first) {
+    if CliCommand::is_family(first) {
         let verbs: Vec<&str> = commands::all()
             .filter_map(|c| c.name.split_once(' '))
             .filter(|(family, _)| *family == first)
@@ -214,7 +214,7 @@ fn find(
 }
 
 #[inline(never)]
-fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
+fn carry_out(command: &'static CliCommand, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     let done = |()| ExitCode::SUCCESS;
     if command.name == "check" {
         return check::run(command, words);
@@ -225,7 +225,7 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
     if command.name == "reset" {
         return reset::run(command, words).map(done);
     }
-    let words = Words::new(command, words);
+    let words = CliWords::new(command, words);
     match command.name {
         "get" => get::run(words).map(done),
         "describe" => describe::run(words).map(done),
@@ -257,7 +257,7 @@ fn version() -> Result<(), CliError> {
     print(&format!("picolet {}\n", crate::VERSION))
 }
 
-fn dump(mut words: Words) -> Result<(), CliError> {
+fn dump(mut words: CliWords) -> Result<(), CliError> {
     if let Some(word) = words.next()? {
         return Err(args::unexpected(word));
     }
@@ -266,17 +266,17 @@ fn dump(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Checks that a command has no arguments.
-fn nothing_else(mut words: Words) -> Result<(), CliError> {
+fn nothing_else(mut words: CliWords) -> Result<(), CliError> {
     words.next()?.map_or(Ok(()), |w| Err(args::unexpected(w)))
 }
 
 /// Runs `help`, `help logs`, `help image import`.
-fn help(mut words: Words) -> Result<(), CliError> {
+fn help(mut words: CliWords) -> Result<(), CliError> {
     let mut names = Vec::new();
     while let Some(word) = words.next()? {
         match word {
-            Word::Value(name) => names.push(name),
-            other @ Word::Flag(_) => return Err(args::unexpected(other)),
+            CliWord::Value(name) => names.push(name),
+            other @ CliWord::Flag(_) => return Err(args::unexpected(other)),
         }
     }
     let Some((first, rest)) = names.split_first() else {

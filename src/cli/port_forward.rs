@@ -9,8 +9,8 @@ use std::{
 
 use super::{
     CliError,
-    args::{Word, Words, unexpected},
-    client::Client,
+    args::{CliWord, CliWords, unexpected},
+    client::AgentClient,
     exec::pod_name,
     get::DEFAULT_NAMESPACE,
 };
@@ -21,26 +21,26 @@ const MAX_PORTS: usize = 64;
 
 /// A port that is listened on, and the pod's port that it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Forward {
+struct ForwardedPort {
     /// Port to listen on; 0: any that is free.
     local: u16,
     remote: u16,
 }
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let mut addresses = vec!["localhost".to_owned()];
     let mut pod = String::new();
     let mut forwards = Vec::new();
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("namespace") => namespace = words.value()?,
-            Word::Flag("address") => {
+            CliWord::Flag("namespace") => namespace = words.value()?,
+            CliWord::Flag("address") => {
                 addresses = words.value()?.split(',').map(str::to_owned).collect();
             }
-            Word::Value(value) if pod.is_empty() => pod = pod_name(value),
-            Word::Value(value) => forwards.push(forward(&value)?),
-            other @ Word::Flag(_) => return Err(unexpected(other)),
+            CliWord::Value(value) if pod.is_empty() => pod = pod_name(value),
+            CliWord::Value(value) => forwards.push(forward(&value)?),
+            other @ CliWord::Flag(_) => return Err(unexpected(other)),
         }
     }
     if pod.is_empty() || forwards.is_empty() {
@@ -72,7 +72,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Reads `[LOCAL:]REMOTE`.
-fn forward(text: &str) -> Result<Forward, CliError> {
+fn forward(text: &str) -> Result<ForwardedPort, CliError> {
     let (local, remote) = text.split_once(':').unwrap_or((text, text));
     let number = |part: &str| part.parse().ok().filter(|n: &u16| *n > 0);
     let local = if local.is_empty() {
@@ -81,12 +81,12 @@ fn forward(text: &str) -> Result<Forward, CliError> {
         number(local)
     };
     match (local, number(remote)) {
-        (Some(local), Some(remote)) => Ok(Forward { local, remote }),
+        (Some(local), Some(remote)) => Ok(ForwardedPort { local, remote }),
         _ => Err(CliError::new(format!("invalid port {text:?}"))),
     }
 }
 
-fn check_runs(client: &Client, namespace: &str, pod: &str) -> Result<(), CliError> {
+fn check_runs(client: &AgentClient, namespace: &str, pod: &str) -> Result<(), CliError> {
     let pods = client.json("GET", &format!("/pods?namespace={}", encode(namespace)))?;
     let items = pods["items"].as_array();
     let found = items.and_then(|all| all.iter().find(|p| p["metadata"]["name"] == *pod));
@@ -104,7 +104,7 @@ fn check_runs(client: &Client, namespace: &str, pod: &str) -> Result<(), CliErro
 }
 
 /// Listens on every address that is possible; an error if none is.
-fn listen(addresses: &[String], forward: Forward) -> Result<Vec<TcpListener>, CliError> {
+fn listen(addresses: &[String], forward: ForwardedPort) -> Result<Vec<TcpListener>, CliError> {
     let mut listeners: Vec<TcpListener> = Vec::new();
     let mut failed = None;
     let mut local = forward.local;
@@ -146,7 +146,7 @@ fn listen(addresses: &[String], forward: Forward) -> Result<Vec<TcpListener>, Cl
     }
 }
 
-fn accept(listener: &TcpListener, client: &Client, target: &str, remote: u16) {
+fn accept(listener: &TcpListener, client: &AgentClient, target: &str, remote: u16) {
     let local = listener.local_addr().map_or(0, |address| address.port());
     for stream in listener.incoming() {
         let stream = match stream {
@@ -167,7 +167,7 @@ fn accept(listener: &TcpListener, client: &Client, target: &str, remote: u16) {
 }
 
 /// Forwards one connection to its end.
-fn carry(client: &Client, target: &str, mut local: TcpStream) -> Result<(), CliError> {
+fn carry(client: &AgentClient, target: &str, mut local: TcpStream) -> Result<(), CliError> {
     let headers = format!("Connection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n");
     let mut answer = client.send("POST", target, &headers)?;
     let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 
 use crate::api::quantity::human_bytes;
-use crate::image::Progress as Step;
+use crate::image::ImageProgress as Step;
 use crate::sys::tty;
 
 /// Cells of the bar.
@@ -18,7 +18,7 @@ const DEFAULT_ROWS: usize = 24;
 
 /// Progress of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Shown {
+pub(crate) struct TransferProgress {
     /// Present activity, in a word or two.
     pub(crate) stage: &'static str,
     /// Parts that are done.
@@ -31,7 +31,7 @@ pub(crate) struct Shown {
     pub(crate) bytes: Option<(u64, u64)>,
 }
 
-impl From<Step> for Shown {
+impl From<Step> for TransferProgress {
     fn from(step: Step) -> Self {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         Self {
@@ -45,7 +45,7 @@ impl From<Step> for Shown {
 }
 
 /// Number of the `cells` of a bar that are filled: by bytes if their total is known, else by parts.
-fn filled(shown: &Shown, cells: usize) -> usize {
+fn filled(shown: &TransferProgress, cells: usize) -> usize {
     let all = u64::try_from(cells).unwrap_or(0);
     let by_parts = || shown.done.saturating_mul(all).checked_div(shown.all);
     let of_bytes = |(bytes, total): (u64, u64)| bytes.saturating_mul(all).checked_div(total);
@@ -56,7 +56,7 @@ fn filled(shown: &Shown, cells: usize) -> usize {
 }
 
 /// Formats the bytes, behind a gap.
-fn amount(shown: &Shown, gap: &str) -> String {
+fn amount(shown: &TransferProgress, gap: &str) -> String {
     match shown.bytes {
         None => String::new(),
         Some((bytes, 0)) => format!("{gap}{}", human_bytes(bytes)),
@@ -65,10 +65,10 @@ fn amount(shown: &Shown, gap: &str) -> String {
 }
 
 /// Returns true if a step is worth a line of its own behind `before`: another stage, a layer more, or a tenth.
-fn is_news(shown: &Shown, before: &Shown) -> bool {
+fn is_news(shown: &TransferProgress, before: &TransferProgress) -> bool {
     // Layers are few, and each is news. Other parts are many.
-    let parts = |shown: &Shown| shown.bytes.map(|_| shown.done);
-    let of = |shown: &Shown| (shown.stage, parts(shown), filled(shown, 10));
+    let parts = |shown: &TransferProgress| shown.bytes.map(|_| shown.done);
+    let of = |shown: &TransferProgress| (shown.stage, parts(shown), filled(shown, 10));
     of(shown) != of(before)
 }
 
@@ -84,15 +84,15 @@ fn of_terminal(fd: BorrowedFd<'_>) -> (usize, usize) {
 }
 
 /// Display of progress on standard error.
-pub(crate) struct Progress {
+pub(crate) struct ProgressDisplay {
     label: String,
     /// Columns of the terminal; `None` if lines are written.
     columns: Option<usize>,
     quiet: bool,
-    shown: Option<Shown>,
+    shown: Option<TransferProgress>,
 }
 
-impl Progress {
+impl ProgressDisplay {
     pub(crate) fn new(label: &str, quiet: bool) -> Self {
         let stderr = io::stderr();
         let columns = stderr.is_terminal().then(|| of_terminal(stderr.as_fd()).0);
@@ -105,11 +105,11 @@ impl Progress {
         }
     }
 
-    pub(crate) fn show(&mut self, step: impl Into<Shown>) {
+    pub(crate) fn show(&mut self, step: impl Into<TransferProgress>) {
         self.draw(step.into());
     }
 
-    fn draw(&mut self, step: Shown) {
+    fn draw(&mut self, step: TransferProgress) {
         if self.quiet {
             return;
         }
@@ -129,7 +129,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressDisplay {
     /// Clears the bar, so that the next output begins at an empty line.
     fn drop(&mut self) {
         if self.columns.is_some() && self.shown.is_some() {
@@ -138,8 +138,8 @@ impl Drop for Progress {
     }
 }
 
-fn words(label: &str, shown: &Shown) -> String {
-    let Shown {
+fn words(label: &str, shown: &TransferProgress) -> String {
+    let TransferProgress {
         stage,
         done,
         all,
@@ -156,9 +156,9 @@ fn words(label: &str, shown: &Shown) -> String {
 }
 
 /// Makes a bar of one line, never wider than the terminal.
-fn bar(label: &str, shown: &Shown, columns: usize) -> String {
+fn bar(label: &str, shown: &TransferProgress, columns: usize) -> String {
     let filled = filled(shown, BAR_CELLS);
-    let Shown {
+    let TransferProgress {
         stage,
         done,
         all,
@@ -184,9 +184,14 @@ fn bar(label: &str, shown: &Shown, columns: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::progress::Stage;
+    use crate::image::progress::ImageStage;
 
-    fn step(stage: Stage, layers_done: usize, bytes: u64, bytes_total: u64) -> Shown {
+    fn step(
+        stage: ImageStage,
+        layers_done: usize,
+        bytes: u64,
+        bytes_total: u64,
+    ) -> TransferProgress {
         let step = Step {
             stage,
             layers_done,
@@ -199,8 +204,8 @@ mod tests {
 
     #[test]
     fn lines() {
-        let fetching = step(Stage::Fetching, 1, 15_000_000, 20_000_000);
-        let unpacking = step(Stage::Unpacking, 1, 12_345_678, 0);
+        let fetching = step(ImageStage::Fetching, 1, 15_000_000, 20_000_000);
+        let unpacking = step(ImageStage::Unpacking, 1, 12_345_678, 0);
         for (step, text, drawn) in [
             (
                 &fetching,
@@ -220,13 +225,13 @@ mod tests {
                 assert!(line.chars().count() < columns.max(1), "{columns}: {line}");
             }
         }
-        let none = Shown::from(Step::default());
+        let none = TransferProgress::from(Step::default());
         assert!(
             bar("x", &none, 80).contains(&"#".repeat(BAR_CELLS)),
             "nothing to do is all done"
         );
         let resolving = Step {
-            stage: Stage::Resolving,
+            stage: ImageStage::Resolving,
             ..Step::default()
         };
         assert_eq!(words("a", &resolving.into()), "a: resolving");
@@ -238,8 +243,8 @@ mod tests {
         );
     }
 
-    fn ending(done: u64) -> Shown {
-        Shown {
+    fn ending(done: u64) -> TransferProgress {
+        TransferProgress {
             stage: "ending",
             done,
             all: 40,
@@ -250,12 +255,12 @@ mod tests {
 
     #[test]
     fn each_tenth_and_each_layer_is_news() {
-        let before = step(Stage::Fetching, 1, 150, 1000);
+        let before = step(ImageStage::Fetching, 1, 150, 1000);
         for (after, news) in [
-            (step(Stage::Fetching, 1, 199, 1000), false),
-            (step(Stage::Fetching, 1, 200, 1000), true),
-            (step(Stage::Fetching, 2, 150, 1000), true),
-            (step(Stage::Unpacking, 1, 150, 1000), true),
+            (step(ImageStage::Fetching, 1, 199, 1000), false),
+            (step(ImageStage::Fetching, 1, 200, 1000), true),
+            (step(ImageStage::Fetching, 2, 150, 1000), true),
+            (step(ImageStage::Unpacking, 1, 150, 1000), true),
         ] {
             assert_eq!(is_news(&after, &before), news, "{after:?}");
         }

@@ -19,9 +19,9 @@ use nix::sys::{
 
 use super::{
     CliError,
-    client::{Answer, Client},
+    client::{AgentAnswer, AgentClient},
 };
-use crate::{stream::websocket::Protocol, sys::tty};
+use crate::{stream::websocket::ChannelProtocol, sys::tty};
 
 /// Bytes of standard input read at a time. A frame's length is two bytes.
 const INPUT_BYTES: usize = 16 * 1024;
@@ -50,14 +50,14 @@ const TWO_BYTES: u8 = 126;
 
 /// Streams between the terminal and the container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Streams {
+pub(super) struct TerminalStreams {
     /// Set if standard input is passed on.
     pub(super) stdin: bool,
     /// Set if the other side is a terminal.
     pub(super) tty: bool,
 }
 
-impl Streams {
+impl TerminalStreams {
     /// Switches the other terminal off if there is none here.
     pub(super) fn settle(&mut self) {
         if self.tty && !is_terminal(io::stdin().as_fd()) {
@@ -80,11 +80,15 @@ impl Streams {
 }
 
 /// Opens streams at `target` and passes them on to the end.
-pub(super) fn run(client: &Client, target: &str, streams: Streams) -> Result<ExitCode, CliError> {
+pub(super) fn run(
+    client: &AgentClient,
+    target: &str,
+    streams: TerminalStreams,
+) -> Result<ExitCode, CliError> {
     let headers = format!(
         "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\
          Sec-WebSocket-Protocol: {}\r\n",
-        Protocol::V5.name()
+        ChannelProtocol::V5.name()
     );
     let answer = client.send("GET", target, &headers)?;
     let raw = if streams.tty {
@@ -122,7 +126,7 @@ impl Drop for RawTerminal {
 }
 
 /// Copies both ways until the agent sends the end of the command; returns its status object.
-fn talk(mut answer: Answer, streams: Streams) -> Result<serde_json::Value, CliError> {
+fn talk(mut answer: AgentAnswer, streams: TerminalStreams) -> Result<serde_json::Value, CliError> {
     let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));
     let sender = answer.body.get_ref().try_clone().map_err(lost)?;
     if streams.tty {

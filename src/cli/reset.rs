@@ -5,9 +5,9 @@ use std::{
     io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _},
 };
 
-use super::{CliError, args, client::Client, commands::Command, print, stop};
+use super::{CliError, args, client::AgentClient, commands::CliCommand, print, stop};
 use crate::{
-    agent::{Choice, Reset, ResetError},
+    agent::{ResetError, ResetOptions, ResetPlan},
     error::chain,
 };
 
@@ -16,18 +16,18 @@ const MAX_ANSWER_BYTES: u64 = 64;
 
 /// The command's own flags.
 #[derive(Clone, Copy, Debug, Default)]
-struct Flags {
-    choice: Choice,
+struct ResetFlags {
+    choice: ResetOptions,
     yes: bool,
     dry_run: bool,
     stop: bool,
 }
 
-pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
+pub(super) fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
     let (own, agent) = args::split(command, words)?;
     let flags = flags(&own)?;
     let refused = |e: ResetError| CliError::new(chain(&e));
-    let reset = Reset::new(agent, flags.choice).map_err(refused)?;
+    let reset = ResetPlan::new(agent, flags.choice).map_err(refused)?;
     let survey = reset.survey();
     let agent_runs = reset.agent_runs();
     if flags.dry_run {
@@ -49,7 +49,7 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
     }
     if agent_runs {
         // The agent of the directories that are removed, even if the environment names another socket.
-        let client = Client::new(reset.socket());
+        let client = AgentClient::new(reset.socket());
         let service = stop::supervised(&client);
         client.send("POST", "/stop?all=true", "")?.text()?;
         if let Some(name) = service {
@@ -66,8 +66,8 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
     }
 }
 
-fn flags(own: &[(&'static str, String)]) -> Result<Flags, CliError> {
-    let mut flags = Flags::default();
+fn flags(own: &[(&'static str, String)]) -> Result<ResetFlags, CliError> {
+    let mut flags = ResetFlags::default();
     for (name, value) in own {
         let on = || match value.as_str() {
             "true" | "1" => Ok(true),

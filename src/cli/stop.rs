@@ -12,13 +12,13 @@ use serde_json::Value;
 
 use super::{
     CliError, KUBELET,
-    args::{Word, Words, unexpected},
+    args::{CliWord, CliWords, unexpected},
     check,
-    client::{Answer, Client},
+    client::{AgentAnswer, AgentClient},
     health::LOOK_MS,
-    progress::{Progress, Shown},
+    progress::{ProgressDisplay, TransferProgress},
 };
-use crate::{server::backend::Health, sys::start};
+use crate::{server::backend::AgentHealth, sys::start};
 
 /// Longest silence of an agent that ends its pods.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -28,13 +28,13 @@ const STARTED: &str = "/run/openrc/started";
 /// name.
 const SUPERVISOR: &str = "supervise-daemo";
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
     let (mut all, mut shutdown, mut quiet) = (false, false, false);
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("all") => all = words.switch()?,
-            Word::Flag("shutdown") => shutdown = words.switch()?,
-            Word::Flag("quiet") => quiet = words.switch()?,
+            CliWord::Flag("all") => all = words.switch()?,
+            CliWord::Flag("shutdown") => shutdown = words.switch()?,
+            CliWord::Flag("quiet") => quiet = words.switch()?,
             other => return Err(unexpected(other)),
         }
     }
@@ -44,10 +44,10 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         (false, false) => "/stop",
     };
     // Units that call `stop --shutdown` name no socket: the configured one counts.
-    let configured = || check::Place::of(Vec::new()).ok();
+    let configured = || check::AgentPaths::of(Vec::new()).ok();
     let place = (shutdown && !words.names_socket()).then(configured);
     let client = match place.flatten() {
-        Some(place) => Client::new(&place.socket),
+        Some(place) => AgentClient::new(&place.socket),
         None => words.client(),
     };
     // OpenRC itself asks for a shutdown: it is stopping services then.
@@ -64,13 +64,13 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Finds the service of OpenRC whose supervisor would start this agent again, if there is one.
-pub(super) fn supervised(client: &Client) -> Option<&'static str> {
+pub(super) fn supervised(client: &AgentClient) -> Option<&'static str> {
     let started = Path::new(STARTED);
     if !started.is_dir() {
         return None;
     }
     let look = client.clone().with_patience(PATIENCE);
-    let health: Health = look.read("/health").ok()?;
+    let health: AgentHealth = look.read("/health").ok()?;
     service_of(health.pid, Path::new("/proc"), started)
 }
 
@@ -95,12 +95,12 @@ pub(super) fn stay_ended(name: &str) {
 }
 
 /// Asks, and shows how many pods have ended until the answer comes.
-fn with_progress(client: &Client, path: &str) -> Result<Answer, CliError> {
+fn with_progress(client: &AgentClient, path: &str) -> Result<AgentAnswer, CliError> {
     // A failure of the display does not prevent the stop.
     let look = client.clone().with_patience(PATIENCE);
     let pods = running(&look).unwrap_or(0);
     let asked = client.ask("POST", path, "")?;
-    let mut progress = Progress::new("stop", false);
+    let mut progress = ProgressDisplay::new("stop", false);
     // Bounded: by the agent's answer, or its end.
     loop {
         let mut answer = [libc::pollfd {
@@ -110,13 +110,13 @@ fn with_progress(client: &Client, path: &str) -> Result<Answer, CliError> {
         }];
         if start::poll(&mut answer, LOOK_MS).map_or(true, |ready| ready > 0) {
             drop(progress);
-            return Client::answer(asked);
+            return AgentClient::answer(asked);
         }
         // The agent may have ended already; then its answer is on its way.
         if pods > 0
             && let Ok(left) = running(&look)
         {
-            progress.show(Shown {
+            progress.show(TransferProgress {
                 stage: "ending",
                 done: pods.saturating_sub(left),
                 all: pods,
@@ -128,7 +128,7 @@ fn with_progress(client: &Client, path: &str) -> Result<Answer, CliError> {
 }
 
 /// Counts the pods with a container that runs.
-fn running(client: &Client) -> Result<u64, CliError> {
+fn running(client: &AgentClient) -> Result<u64, CliError> {
     let pods = client.json("GET", "/pods")?;
     let runs = |pod: &&Value| {
         ["initContainerStatuses", "containerStatuses"]

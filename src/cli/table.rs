@@ -4,12 +4,12 @@
 
 use crate::{
     api::{
-        Event, Pod, Wall,
-        cri::{Image, OOM_KILLED},
-        pod_status::{ContainerState, ContainerStatus, Phase},
+        Event, Pod, WallTime,
+        cri::{OOM_KILLED, StoredImage},
+        pod_status::{ContainerState, ContainerStatus, PodPhase},
         quantity::human_bytes,
     },
-    server::backend::DeviceShown,
+    server::backend::DeviceReport,
 };
 
 /// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end.
@@ -71,7 +71,7 @@ pub(crate) fn human_duration(seconds: i64) -> String {
 }
 
 /// Formats the time since `since` in short form.
-pub(crate) fn age(since: Option<Wall>, now: Wall) -> String {
+pub(crate) fn age(since: Option<WallTime>, now: WallTime) -> String {
     since.map_or_else(
         || "<unknown>".into(),
         |at| human_duration(now.secs() - at.secs()),
@@ -91,7 +91,7 @@ pub(crate) fn pod_header(all_namespaces: bool, wide: bool) -> Vec<&'static str> 
 }
 
 /// Makes a row of `get pods`.
-pub(crate) fn pod_row(pod: &Pod, now: Wall, all_namespaces: bool, wide: bool) -> Vec<String> {
+pub(crate) fn pod_row(pod: &Pod, now: WallTime, all_namespaces: bool, wide: bool) -> Vec<String> {
     let summary = summarise(pod);
     let restarts = match summary.last_restart {
         Some(at) if summary.restarts > 0 => {
@@ -146,7 +146,7 @@ pub(crate) fn object_header(all_namespaces: bool, typed: bool) -> Vec<&'static s
 /// Makes a row below [`object_header`]: it counts the keys of the object, of whatever sort.
 pub(crate) fn object_row(
     object: &serde_json::Value,
-    now: Wall,
+    now: WallTime,
     all_namespaces: bool,
     typed: bool,
 ) -> Vec<String> {
@@ -158,7 +158,7 @@ pub(crate) fn object_row(
         let keys = object.get(field).and_then(|v| v.as_object());
         keys.map_or(0, serde_json::Map::len)
     });
-    let created = Wall::parse(&text("/metadata/creationTimestamp"));
+    let created = WallTime::parse(&text("/metadata/creationTimestamp"));
     let mut row = vec![
         text("/metadata/name"),
         keys.sum::<usize>().to_string(),
@@ -174,7 +174,7 @@ pub(crate) fn object_row(
 }
 
 /// Makes a row of `get events`.
-pub(crate) fn event_row(event: &Event, now: Wall, all_namespaces: bool) -> Vec<String> {
+pub(crate) fn event_row(event: &Event, now: WallTime, all_namespaces: bool) -> Vec<String> {
     let about = &event.involved_object;
     let mut row = vec![
         age(event.last_timestamp, now),
@@ -191,15 +191,15 @@ pub(crate) fn event_row(event: &Event, now: Wall, all_namespaces: bool) -> Vec<S
 }
 
 /// A pod in a few words.
-pub(crate) struct Summary {
+pub(crate) struct PodSummary {
     pub(crate) ready: usize,
     pub(crate) total: usize,
     pub(crate) restarts: u32,
-    pub(crate) last_restart: Option<Wall>,
+    pub(crate) last_restart: Option<WallTime>,
     pub(crate) reason: String,
 }
 
-fn finished(state: &ContainerState) -> Option<Wall> {
+fn finished(state: &ContainerState) -> Option<WallTime> {
     state.terminated.as_ref().and_then(|t| t.finished_at)
 }
 
@@ -213,7 +213,7 @@ fn exit_word(prefix: &str, state: &ContainerState) -> Option<String> {
 }
 
 /// Makes the words of the STATUS column and the counts beside it.
-pub(crate) fn summarise(pod: &Pod) -> Summary {
+pub(crate) fn summarise(pod: &Pod) -> PodSummary {
     let status = &pod.status;
     let spec = &pod.spec;
     let is_sidecar = |name: &str| {
@@ -226,7 +226,7 @@ pub(crate) fn summarise(pod: &Pod) -> Summary {
         .iter()
         .filter(|c| c.is_sidecar())
         .count();
-    let mut s = Summary {
+    let mut s = PodSummary {
         ready: 0,
         total: spec.containers.len() + sidecars,
         restarts: 0,
@@ -308,7 +308,7 @@ pub(crate) fn summarise(pod: &Pod) -> Summary {
             "Terminating".into()
         };
     }
-    if status.phase == Phase::Unknown {
+    if status.phase == PodPhase::Unknown {
         s.reason = "Unknown".into();
     }
     s
@@ -325,7 +325,7 @@ pub(crate) const IMAGE_HEADER: [&str; 4] = ["IMAGE", "TAG", "IMAGE ID", "SIZE"];
 pub(crate) const DEVICE_HEADER: [&str; 6] = ["RESOURCE", "ID", "NODES", "STATE", "USED", "HOLDERS"];
 
 /// Makes a row of `get devices`: a unit, and the pod that holds it.
-pub(crate) fn device_row(device: &DeviceShown) -> Vec<String> {
+pub(crate) fn device_row(device: &DeviceReport) -> Vec<String> {
     let plain = |text: &str| match text {
         "" => "<none>".to_owned(),
         text => text.to_owned(),
@@ -347,7 +347,7 @@ pub(crate) fn device_row(device: &DeviceShown) -> Vec<String> {
 }
 
 /// Makes the rows of `get images`: one for each tag, or one for an image without any.
-pub(crate) fn image_rows(image: &Image, wide: bool) -> Vec<Vec<String>> {
+pub(crate) fn image_rows(image: &StoredImage, wide: bool) -> Vec<Vec<String>> {
     let id = image.id.strip_prefix("sha256:").unwrap_or(&image.id);
     let id = if wide { id } else { id.get(..13).unwrap_or(id) };
     let size = human_bytes(image.size_bytes);
@@ -416,7 +416,7 @@ mod tests {
     #[test]
     fn devices() {
         // DEV-37
-        let unit = DeviceShown {
+        let unit = DeviceReport {
             resource: "picolet/serial".into(),
             id: "1f".into(),
             nodes: "/dev/ttyUSB0".into(),
@@ -424,16 +424,16 @@ mod tests {
             shares: 1,
             used: 1,
             holders: vec!["ns/p/init".into(), "ns/p/c".into()],
-            ..DeviceShown::default()
+            ..DeviceReport::default()
         };
         assert_eq!(
             device_row(&unit).join(" "),
             "picolet/serial 1f /dev/ttyUSB0 Healthy 1/1 ns/p/init,ns/p/c"
         );
-        let none = DeviceShown {
+        let none = DeviceReport {
             resource: "a.io/x".into(),
             plugin: true,
-            ..DeviceShown::default()
+            ..DeviceReport::default()
         };
         assert_eq!(
             device_row(&none).join(" "),
@@ -533,7 +533,7 @@ mod tests {
             let pod = pod(&format!(
                 r#"{{"metadata":{{"name":"p"}},{spec},"status":{{{status}}}}}"#
             ));
-            let now = Wall::parse("2024-01-01T00:01:00Z").expect("time");
+            let now = WallTime::parse("2024-01-01T00:01:00Z").expect("time");
             let row = pod_row(&pod, now, false, false);
             assert_eq!(
                 row[1..4],
@@ -545,14 +545,14 @@ mod tests {
 
     #[test]
     fn images_by_tag() {
-        let image = Image {
+        let image = StoredImage {
             id: "sha256:0123456789abcdef0123".into(),
             repo_tags: vec![
                 "localhost:5000/a/b:1".into(),
                 "docker.io/library/c:2".into(),
             ],
             size_bytes: 1_234_567,
-            ..Image::default()
+            ..StoredImage::default()
         };
         let rows = image_rows(&image, false);
         assert_eq!(

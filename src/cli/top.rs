@@ -8,15 +8,15 @@ use core::time::Duration;
 use serde::Deserialize;
 
 use super::{
-    CliError, Client,
-    args::{Word, Words, unexpected},
+    AgentClient, CliError,
+    args::{CliWord, CliWords, unexpected},
     get::DEFAULT_NAMESPACE,
-    live::{self, Row, Seen},
+    live::{self, LiveRow, LiveTable},
     print, table,
 };
 use crate::{
-    api::{Node, Quantity, link::LinkClass, order::Order as _, quantity::human_bytes},
-    server::backend::LinkShown,
+    api::{Node, Quantity, link::LinkClass, order::OrderExt as _, quantity::human_bytes},
+    server::backend::LinkReport,
     sys::start,
 };
 
@@ -26,23 +26,23 @@ const BETWEEN_MS: i32 = 1200;
 /// Figures taken from a kubelet's summary. An absent figure is not zero.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Summary {
-    node: Usage,
-    pods: Vec<Usage>,
+struct UsageSummary {
+    node: SummaryUsage,
+    pods: Vec<SummaryUsage>,
 }
 
 /// Usage of the node, a pod or a container.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Usage {
+struct SummaryUsage {
     /// Name of a container.
     name: String,
     /// Name of the node.
     node_name: String,
     /// Name of a pod.
     pod_ref: PodRef,
-    cpu: Option<Cpu>,
-    memory: Memory,
+    cpu: Option<SummaryCpu>,
+    memory: SummaryMemory,
     /// Containers of a pod.
     containers: Vec<Self>,
 }
@@ -56,18 +56,18 @@ struct PodRef {
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Cpu {
+struct SummaryCpu {
     usage_nano_cores: Option<u64>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Memory {
+struct SummaryMemory {
     working_set_bytes: Option<u64>,
 }
 
 #[derive(Default)]
-struct Top {
+struct TopCommand {
     kind: String,
     name: Option<String>,
     namespace: Option<String>,
@@ -88,18 +88,18 @@ enum SortBy {
 /// Time between two looks of `top -w`.
 const EVERY: Duration = Duration::from_secs(2);
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
-    let mut top = Top::default();
+pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+    let mut top = TopCommand::default();
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("namespace") => top.namespace = Some(words.value()?),
-            Word::Flag("all-namespaces") => top.all_namespaces = words.switch()?,
-            Word::Flag("containers") => top.containers = words.switch()?,
-            Word::Flag("no-headers") => top.no_headers = words.switch()?,
-            Word::Flag("watch") => top.watch = words.switch()?,
-            Word::Flag("sort-by") => top.sort_by = Some(sort_by(&words.value()?)?),
-            Word::Value(value) if top.kind.is_empty() => top.kind = value,
-            Word::Value(value) if top.name.is_none() => top.name = Some(value),
+            CliWord::Flag("namespace") => top.namespace = Some(words.value()?),
+            CliWord::Flag("all-namespaces") => top.all_namespaces = words.switch()?,
+            CliWord::Flag("containers") => top.containers = words.switch()?,
+            CliWord::Flag("no-headers") => top.no_headers = words.switch()?,
+            CliWord::Flag("watch") => top.watch = words.switch()?,
+            CliWord::Flag("sort-by") => top.sort_by = Some(sort_by(&words.value()?)?),
+            CliWord::Value(value) if top.kind.is_empty() => top.kind = value,
+            CliWord::Value(value) if top.name.is_none() => top.name = Some(value),
             other => return Err(unexpected(other)),
         }
     }
@@ -155,7 +155,7 @@ fn sort_by(text: &str) -> Result<SortBy, CliError> {
 }
 
 /// Reads the summary with rates. A container that started a moment ago may have none.
-fn summary(client: &Client) -> Result<Summary, CliError> {
+fn summary(client: &AgentClient) -> Result<UsageSummary, CliError> {
     let read = || client.read("/stats/summary?only_cpu_and_memory=true");
     let first = read()?;
     if has_rates(&first) {
@@ -166,7 +166,7 @@ fn summary(client: &Client) -> Result<Summary, CliError> {
     read()
 }
 
-fn has_rates(summary: &Summary) -> bool {
+fn has_rates(summary: &UsageSummary) -> bool {
     let mut all = summary.pods.iter().chain([&summary.node]);
     all.all(|of| {
         let cpu = of.cpu.as_ref();
@@ -174,7 +174,7 @@ fn has_rates(summary: &Summary) -> bool {
     })
 }
 
-impl Usage {
+impl SummaryUsage {
     /// Returns thousandths of processors, rounded up as kubectl does, and bytes; `None`: not both are known.
     fn figures(&self) -> Option<(u64, u64)> {
         let nano = self.cpu.as_ref()?.usage_nano_cores?;
@@ -187,20 +187,20 @@ fn cells((milli, bytes): (u64, u64)) -> [String; 2] {
     [format!("{milli}m"), format!("{}Mi", bytes >> 20)]
 }
 
-fn pods(client: &Client, top: &Top) -> Result<Seen, CliError> {
+fn pods(client: &AgentClient, top: &TopCommand) -> Result<LiveTable, CliError> {
     let (header, rows) = pod_rows(&summary(client)?, top);
     let nothing = || match &top.name {
         None => "no figures of pods".into(),
         Some(name) => format!("no figures of pod \"{name}\": does it run?"),
     };
-    Ok(Seen {
+    Ok(LiveTable {
         notes: rows.is_empty().then(nothing).into_iter().collect(),
         header,
         rows,
     })
 }
 
-fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Row>) {
+fn pod_rows(summary: &UsageSummary, top: &TopCommand) -> (Vec<&'static str>, Vec<LiveRow>) {
     let namespace = top.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let mut header = Vec::new();
     if top.all_namespaces {
@@ -223,7 +223,7 @@ fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Row>) {
         {
             continue;
         }
-        let parts: &[Usage] = match top.containers {
+        let parts: &[SummaryUsage] = match top.containers {
             true => &pod.containers,
             // A pod without a cgroup of its own is the sum of its containers, which a single line does not show.
             false => core::slice::from_ref(pod),
@@ -241,7 +241,7 @@ fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Row>) {
                 row.push(part.name.clone());
             }
             row.extend(cells(figures));
-            rows.push((figures, Row::named(row, names)));
+            rows.push((figures, LiveRow::named(row, names)));
         }
     }
     let default = if top.watch { SortBy::Cpu } else { SortBy::Name };
@@ -258,21 +258,21 @@ fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Row>) {
     (header, rows.into_iter().map(|(_, row)| row).collect())
 }
 
-fn node(client: &Client, _: &Top) -> Result<Seen, CliError> {
+fn node(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
     let summary = summary(client)?;
     let node = client.read("/node")?;
     let row =
         node_row(&summary.node, &node).ok_or_else(|| CliError::new("no figures of the node"))?;
-    Ok(Seen {
+    Ok(LiveTable {
         header: ["NAME", "CPU(cores)", "CPU(%)", "MEMORY(bytes)", "MEMORY(%)"].to_vec(),
-        rows: vec![Row::named(row, 1)],
+        rows: vec![LiveRow::named(row, 1)],
         notes: Vec::new(),
     })
 }
 
-fn net(client: &Client, _: &Top) -> Result<Seen, CliError> {
+fn net(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
     let link = client.read("/link")?;
-    Ok(Seen {
+    Ok(LiveTable {
         header: ["CLASS", "RECEIVED", "SENT"].to_vec(),
         rows: net_rows(&link),
         notes: link.cost.into_iter().chain(link.budget).collect(),
@@ -280,11 +280,11 @@ fn net(client: &Client, _: &Top) -> Result<Seen, CliError> {
 }
 
 /// Makes a line for each class with traffic, and one for all.
-fn net_rows(link: &LinkShown) -> Vec<Row> {
+fn net_rows(link: &LinkReport) -> Vec<LiveRow> {
     let of = |name: &str, both: [u64; 2]| {
         let mut cells = vec![name.to_owned()];
         cells.extend(both.map(human_bytes));
-        Row::named(cells, 1)
+        LiveRow::named(cells, 1)
     };
     let classes = LinkClass::NAMES.iter().zip(link.bytes.0);
     let sum = |way: usize| link.bytes.0.iter().map(|both| both[way]).sum();
@@ -293,7 +293,7 @@ fn net_rows(link: &LinkShown) -> Vec<Row> {
     rows.chain([of("all", [sum(0), sum(1)])]).collect()
 }
 
-fn node_row(stats: &Usage, node: &Node) -> Option<Vec<String>> {
+fn node_row(stats: &SummaryUsage, node: &Node) -> Option<Vec<String>> {
     let (milli, bytes) = stats.figures()?;
     let allocatable = |name: &str, amount: fn(&Quantity) -> i64| {
         let quantity = node.status.allocatable.get(name)?;
@@ -318,7 +318,7 @@ fn node_row(stats: &Usage, node: &Node) -> Option<Vec<String>> {
 /// A row of `top disk`: a writer to the disk of the root directory, or the disk itself.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Writer {
+struct DiskWriter {
     name: String,
     written_bytes: Option<u64>,
     seconds: Option<u64>,
@@ -326,20 +326,20 @@ struct Writer {
     used_life_percent: Option<u8>,
 }
 
-fn disk(client: &Client, _: &Top) -> Result<Seen, CliError> {
-    let writers: Vec<Writer> = client.read("/stats/disk")?;
-    Ok(Seen {
+fn disk(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
+    let writers: Vec<DiskWriter> = client.read("/stats/disk")?;
+    Ok(LiveTable {
         header: ["NAME", "WRITTEN(bytes)", "IN", "A-DAY(bytes)", "LIFE(%)"].to_vec(),
         rows: writers
             .iter()
-            .map(|w| Row::named(writer_row(w), 1))
+            .map(|w| LiveRow::named(writer_row(w), 1))
             .collect(),
         notes: Vec::new(),
     })
 }
 
 /// Makes a row of `top disk`. `LIFE(%)`: upper bound of the used life of the disk.
-fn writer_row(writer: &Writer) -> Vec<String> {
+fn writer_row(writer: &DiskWriter) -> Vec<String> {
     let known = |text: Option<String>| text.unwrap_or_else(|| "<unknown>".into());
     let mib = |bytes: u64| format!("{}Mi", bytes.div_ceil(1 << 20));
     let time = |seconds: u64| table::human_duration(i64::try_from(seconds).unwrap_or(i64::MAX));
@@ -385,12 +385,12 @@ mod tests {
         pod["containers"] = json!([container, {"name": "new"}]);
         let mut other = figures(0, 64);
         other["podRef"] = json!({"name": "dns", "namespace": "kube-system"});
-        let summary: Summary = read(json!({"pods": [pod, other]}));
-        let rows = |top: &Top| -> Vec<Vec<String>> {
+        let summary: UsageSummary = read(json!({"pods": [pod, other]}));
+        let rows = |top: &TopCommand| -> Vec<Vec<String>> {
             let (_, rows) = pod_rows(&summary, top);
             rows.into_iter().map(|row| row.cells).collect()
         };
-        let mut top = Top::default();
+        let mut top = TopCommand::default();
         assert_eq!(rows(&top), [["web", "251m", "34Mi"]]);
         top.all_namespaces = true;
         assert_eq!(
@@ -416,7 +416,7 @@ mod tests {
         let mut node = figures(1_500_000_000, 512);
         node["nodeName"] = "pi".into();
         let object = json!({"status": {"allocatable": {"cpu": "4", "memory": "1Gi"}}});
-        let mut link = LinkShown::default();
+        let mut link = LinkReport::default();
         link.bytes.0[LinkClass::Heartbeat as usize] = [1500, 700];
         link.bytes.0[LinkClass::Image as usize] = [4_500_000, 0];
         let rows: Vec<_> = net_rows(&link).into_iter().map(|row| row.cells).collect();

@@ -4,37 +4,38 @@ use std::path::Path;
 
 use super::{
     CliError,
-    args::{Word, Words, unexpected},
+    args::{CliWord, CliWords, unexpected},
     image::{outcome, unforeseen},
     print,
-    progress::Progress,
+    progress::ProgressDisplay,
 };
 use crate::error::chain;
 use crate::image::{
-    Damaged, ImageError, Progress as Step, Repair, Store, Verification, Verifying, progress::Stage,
+    DamagedImage, ImageError, ImageProgress as Step, ImageStore, ImageVerifier, RepairResult,
+    StoreVerification, progress::ImageStage,
 };
-use crate::server::backend::Line;
+use crate::server::backend::ProgressLine;
 
 /// Directory of the store below the agent's root directory.
 const IMAGES: &str = "images";
 
 /// Runs the command. Fails with code 1 and no further message if an image is damaged.
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
     let (mut repair, mut quiet, mut dir) = (false, false, String::new());
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("repair") => repair = words.switch()?,
-            Word::Flag("quiet") => quiet = words.switch()?,
-            Word::Flag("root-dir") => dir = words.value()?,
+            CliWord::Flag("repair") => repair = words.switch()?,
+            CliWord::Flag("quiet") => quiet = words.switch()?,
+            CliWord::Flag("root-dir") => dir = words.value()?,
             other => return Err(unexpected(other)),
         }
     }
-    let mut progress = Progress::new("images", quiet);
+    let mut progress = ProgressDisplay::new("images", quiet);
     let found = if dir.is_empty() {
         let target = format!("/images/verify?repair={repair}");
         let answer = words.client().send("POST", &target, "")?;
         match outcome(answer, &mut progress)? {
-            Line::Verified(found) => found,
+            ProgressLine::Verified(found) => found,
             other => return Err(unforeseen(&other)),
         }
     } else if repair {
@@ -56,38 +57,38 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Verifies the store without an agent, and does what the agent would do at its start.
-fn by_itself(dir: &Path, progress: &mut Progress) -> Result<Verification, CliError> {
+fn by_itself(dir: &Path, progress: &mut ProgressDisplay) -> Result<StoreVerification, CliError> {
     if !dir.join("records").is_dir() {
         let text = format!("{} is not an image store", dir.display());
         return Err(CliError::new(text));
     }
-    let store = Store::open(dir).map_err(|e| match e {
+    let store = ImageStore::open(dir).map_err(|e| match e {
         ImageError::Locked(_) => CliError::new(format!(
             "{} belongs to an agent that runs: leave --root-dir out",
             dir.display()
         )),
         other => CliError::new(chain(&other)),
     })?;
-    let mut verifying = Verifying::new(store);
+    let mut verifying = ImageVerifier::new(store);
     while verifying.step() {
         let (layers_done, layers, bytes) = verifying.progress();
         progress.show(Step {
-            stage: Stage::Verifying,
+            stage: ImageStage::Verifying,
             layers_done,
             layers,
             bytes,
             bytes_total: 0,
         });
     }
-    Ok(Verification {
+    Ok(StoreVerification {
         found: verifying.found(),
         repairs: Vec::new(),
     })
 }
 
 /// Makes a line for each problem with its remedy, and a line for all.
-fn told(verification: &Verification) -> String {
-    let Verification { found, repairs } = verification;
+fn told(verification: &StoreVerification) -> String {
+    let StoreVerification { found, repairs } = verification;
     let mut text = String::new();
     let repairs = repairs.iter().map(Option::as_ref);
     let repairs = repairs.chain(core::iter::repeat(None));
@@ -118,14 +119,16 @@ fn told(verification: &Verification) -> String {
     text
 }
 
-fn repaired(repair: &Repair, image: &Damaged, name: &str) -> String {
+fn repaired(repair: &RepairResult, image: &DamagedImage, name: &str) -> String {
     let why = match repair {
-        Repair::Removed => return format!("Deleted: {name}\n"),
-        Repair::Rewritten => return format!("Written again: the record of {name}\n"),
-        Repair::Whole => "it was brought again meanwhile",
-        Repair::InUse(user) if *user == image.id => "a container uses it",
-        Repair::InUse(user) => &format!("a container uses {user}, which has the damaged layer too"),
-        Repair::Failed(why) => why,
+        RepairResult::Removed => return format!("Deleted: {name}\n"),
+        RepairResult::Rewritten => return format!("Written again: the record of {name}\n"),
+        RepairResult::Whole => "it was brought again meanwhile",
+        RepairResult::InUse(user) if *user == image.id => "a container uses it",
+        RepairResult::InUse(user) => {
+            &format!("a container uses {user}, which has the damaged layer too")
+        }
+        RepairResult::Failed(why) => why,
     };
     format!("Kept: {name}: {why}\n")
 }
@@ -133,18 +136,18 @@ fn repaired(repair: &Repair, image: &Damaged, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::Verified;
+    use crate::image::VerifyFindings;
 
     #[test]
     fn what_is_told() {
-        let damaged = |id: &str, names: &[&str], problems: &[&str]| Damaged {
+        let damaged = |id: &str, names: &[&str], problems: &[&str]| DamagedImage {
             id: id.into(),
             names: names.iter().map(|&name| name.into()).collect(),
             problems: problems.iter().map(|&problem| problem.into()).collect(),
             record_only: false,
         };
-        let found = Verification {
-            found: Verified {
+        let found = StoreVerification {
+            found: VerifyFindings {
                 images: 3,
                 layers: 5,
                 unrecorded: 1,
@@ -159,13 +162,14 @@ mod tests {
                 ],
             },
             repairs: vec![
-                Some(Repair::Removed),
-                Some(Repair::InUse("sha256:bb".into())),
+                Some(RepairResult::Removed),
+                Some(RepairResult::InUse("sha256:bb".into())),
             ],
         };
-        let line = crate::api::strict::to_value(&Line::Verified(found.clone())).expect("json");
+        let line =
+            crate::api::strict::to_value(&ProgressLine::Verified(found.clone())).expect("json");
         let read = crate::api::strict::from_json(line.to_string().as_bytes()).expect("the same");
-        assert_eq!(Line::Verified(found.clone()), read);
+        assert_eq!(ProgressLine::Verified(found.clone()), read);
         assert_eq!(
             told(&found),
             "a:1, a:2: layer x: gone\na:1, a:2: layer y: gone\nDeleted: a:1, a:2\n\
@@ -174,8 +178,8 @@ mod tests {
              3 images with 5 layers checked, 3 damaged\n\
              1 of the layers were unpacked by an earlier version: they can be read, more is not known\n"
         );
-        let fine = Verification {
-            found: Verified::default(),
+        let fine = StoreVerification {
+            found: VerifyFindings::default(),
             repairs: Vec::new(),
         };
         assert_eq!(told(&fine), "0 images with 0 layers checked, 0 damaged\n");
@@ -185,7 +189,7 @@ mod tests {
     fn a_directory_without_a_store_is_left_alone() {
         let dir = crate::testing::unused_path("verify");
         std::fs::create_dir_all(&dir).expect("dir");
-        let mut progress = Progress::new("x", true);
+        let mut progress = ProgressDisplay::new("x", true);
         let error = by_itself(&dir, &mut progress).expect_err("no store");
         assert!(error.to_string().contains("is not an image store"));
         assert_eq!(std::fs::read_dir(&dir).expect("dir").count(), 0);

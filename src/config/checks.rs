@@ -7,22 +7,26 @@ use super::duration::GoDuration;
 
 /// A field with a value that cannot be used.
 #[derive(Debug)]
-pub(crate) struct Invalid {
+pub(crate) struct InvalidField {
     /// Path of the field.
     pub(crate) field: String,
     /// Rule that the value breaks.
     pub(crate) message: String,
 }
 
-pub(crate) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, Invalid> {
-    Err(Invalid {
+pub(crate) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, InvalidField> {
+    Err(InvalidField {
         field: field.into(),
         message: message.into(),
     })
 }
 
 /// Reads an absolute path, or its default when absent or empty.
-pub(crate) fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, Invalid> {
+pub(crate) fn absolute(
+    field: &str,
+    path: Option<&str>,
+    default: &str,
+) -> Result<PathBuf, InvalidField> {
     let path = PathBuf::from(path.filter(|p| !p.is_empty()).unwrap_or(default));
     if !path.is_absolute() {
         return invalid(field, format!("is {path:?}, must be an absolute path"));

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::checks::{Invalid, absolute, count, invalid};
-use super::file::Fields;
+use super::checks::{InvalidField, absolute, count, invalid};
+use super::file::KubeletConfiguration;
 use super::values::{ClusterConfig, OfflineSecrets};
 use crate::net::Url;
 
@@ -14,9 +14,12 @@ const MAX_SERVERS: usize = 16;
 pub const K3S_PASSWORD_FILE: &str = "/etc/rancher/node/password";
 
 /// Resolves the fields of [`ClusterConfig`].
-pub(super) fn resolve(fields: &Fields, root: &Path) -> Result<ClusterConfig, Invalid> {
+pub(super) fn resolve(
+    fields: &KubeletConfiguration,
+    root: &Path,
+) -> Result<ClusterConfig, InvalidField> {
     let own = &fields.picolet;
-    let file = |field: &str, path: Option<&str>| -> Result<Option<PathBuf>, Invalid> {
+    let file = |field: &str, path: Option<&str>| -> Result<Option<PathBuf>, InvalidField> {
         path.filter(|path| !path.is_empty())
             .map(|path| absolute(field, Some(path), ""))
             .transpose()

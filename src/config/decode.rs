@@ -32,7 +32,7 @@ const MAX_PATH_BYTES: usize = 500;
 
 /// A document as plain JSON.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Document {
+pub struct DecodedDocument {
     /// The value, without `null` fields.
     pub value: Value,
     /// Paths of the first fields that occur twice in one map, in document order, each cut if it is long; the last
@@ -71,24 +71,24 @@ pub enum DecodeError {
 /// Reads one YAML or JSON document.
 ///
 /// Leading and trailing empty documents (`---` alone) count as nothing; a second document with content is an error.
-pub fn parse(bytes: &[u8]) -> Result<Document, DecodeError> {
-    read(bytes, Nulls::Dropped)
+pub fn parse(bytes: &[u8]) -> Result<DecodedDocument, DecodeError> {
+    read(bytes, NullTreatment::Dropped)
 }
 
 /// Reads one merge patch, as [`parse`] does, but keeps `null` fields, for there they mean something.
-pub fn parse_patch(bytes: &[u8]) -> Result<Document, DecodeError> {
-    read(bytes, Nulls::Kept)
+pub fn parse_patch(bytes: &[u8]) -> Result<DecodedDocument, DecodeError> {
+    read(bytes, NullTreatment::Kept)
 }
 
 /// Treatment of fields that are `null`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Nulls {
+enum NullTreatment {
     #[default]
     Dropped,
     Kept,
 }
 
-fn read(bytes: &[u8], nulls: Nulls) -> Result<Document, DecodeError> {
+fn read(bytes: &[u8], nulls: NullTreatment) -> Result<DecodedDocument, DecodeError> {
     if bytes.len() >= MAX_DOCUMENT_BYTES {
         return Err(DecodeError::TooLarge);
     }
@@ -110,10 +110,10 @@ pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> {
     })
 }
 
-fn parse_json(text: &str, nulls: Nulls) -> Result<Document, serde_json::Error> {
-    let mut budget = Budget::new(nulls);
+fn parse_json(text: &str, nulls: NullTreatment) -> Result<DecodedDocument, serde_json::Error> {
+    let mut budget = DecodeBudget::new(nulls);
     let mut reader = serde_json::Deserializer::from_str(text);
-    let value = Node {
+    let value = ValueSeed {
         budget: &mut budget,
     }
     .deserialize(&mut reader)?;
@@ -121,12 +121,12 @@ fn parse_json(text: &str, nulls: Nulls) -> Result<Document, serde_json::Error> {
     Ok(budget.document(value))
 }
 
-fn parse_yaml(text: &str, nulls: Nulls) -> Result<Document, DecodeError> {
+fn parse_yaml(text: &str, nulls: NullTreatment) -> Result<DecodedDocument, DecodeError> {
     check_shape(text)?;
     let mut found = None;
     for reader in serde_yaml_ng::Deserializer::from_str(text) {
-        let mut budget = Budget::new(nulls);
-        let value = Node {
+        let mut budget = DecodeBudget::new(nulls);
+        let value = ValueSeed {
             budget: &mut budget,
         }
         .deserialize(reader)
@@ -183,16 +183,16 @@ fn check_shape(text: &str) -> Result<(), DecodeError> {
 
 /// Amounts read of one document so far, and the path at which the reader stands.
 #[derive(Default)]
-struct Budget {
+struct DecodeBudget {
     values: usize,
     text: usize,
     path: Vec<String>,
     duplicates: Vec<String>,
-    nulls: Nulls,
+    nulls: NullTreatment,
 }
 
-impl Budget {
-    fn new(nulls: Nulls) -> Self {
+impl DecodeBudget {
+    fn new(nulls: NullTreatment) -> Self {
         Self {
             nulls,
             ..Self::default()
@@ -236,8 +236,8 @@ impl Budget {
         }
     }
 
-    fn document(self, value: Value) -> Document {
-        Document {
+    fn document(self, value: Value) -> DecodedDocument {
+        DecodedDocument {
             value,
             duplicates: self.duplicates,
         }
@@ -261,11 +261,11 @@ fn join(path: &[String], last: &str) -> String {
     text
 }
 
-struct Node<'a> {
-    budget: &'a mut Budget,
+struct ValueSeed<'a> {
+    budget: &'a mut DecodeBudget,
 }
 
-impl<'de> DeserializeSeed<'de> for Node<'_> {
+impl<'de> DeserializeSeed<'de> for ValueSeed<'_> {
     type Value = Value;
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
         self.budget.value()?;
@@ -273,7 +273,7 @@ impl<'de> DeserializeSeed<'de> for Node<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Node<'_> {
+impl<'de> Visitor<'de> for ValueSeed<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -315,7 +315,7 @@ impl<'de> Visitor<'de> for Node<'_> {
         let mut list = Vec::new();
         loop {
             self.budget.enter(format!("[{}]", list.len()))?;
-            let item = items.next_element_seed(Node {
+            let item = items.next_element_seed(ValueSeed {
                 budget: self.budget,
             })?;
             self.budget.path.pop();
@@ -330,10 +330,10 @@ impl<'de> Visitor<'de> for Node<'_> {
         let mut map = Map::new();
         let mut seen_null = BTreeSet::new();
         let mut merged = Vec::new();
-        while let Some(Key(name)) = fields.next_key()? {
+        while let Some(FieldKey(name)) = fields.next_key()? {
             self.budget.text(name.len())?;
             self.budget.enter(name.clone())?;
-            let value = fields.next_value_seed(Node {
+            let value = fields.next_value_seed(ValueSeed {
                 budget: self.budget,
             })?;
             self.budget.path.pop();
@@ -344,7 +344,7 @@ impl<'de> Visitor<'de> for Node<'_> {
             if map.contains_key(&name) || seen_null.contains(&name) {
                 self.budget.duplicate(&name);
             }
-            if value.is_null() && self.budget.nulls == Nulls::Dropped {
+            if value.is_null() && self.budget.nulls == NullTreatment::Dropped {
                 map.remove(&name);
                 seen_null.insert(name);
             } else {
@@ -382,33 +382,33 @@ fn merge(
 }
 
 /// A field name. YAML allows numbers and booleans there; they become text as in upstream's reader.
-struct Key(String);
+struct FieldKey(String);
 
-impl<'de> de::Deserialize<'de> for Key {
+impl<'de> de::Deserialize<'de> for FieldKey {
     fn deserialize<D: de::Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
-        struct KeyVisitor;
-        impl Visitor<'_> for KeyVisitor {
-            type Value = Key;
+        struct FieldKeyVisitor;
+        impl Visitor<'_> for FieldKeyVisitor {
+            type Value = FieldKey;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a field name")
             }
-            fn visit_str<E>(self, name: &str) -> Result<Key, E> {
-                Ok(Key(name.into()))
+            fn visit_str<E>(self, name: &str) -> Result<FieldKey, E> {
+                Ok(FieldKey(name.into()))
             }
-            fn visit_bool<E>(self, name: bool) -> Result<Key, E> {
-                Ok(Key(name.to_string()))
+            fn visit_bool<E>(self, name: bool) -> Result<FieldKey, E> {
+                Ok(FieldKey(name.to_string()))
             }
-            fn visit_i64<E>(self, name: i64) -> Result<Key, E> {
-                Ok(Key(name.to_string()))
+            fn visit_i64<E>(self, name: i64) -> Result<FieldKey, E> {
+                Ok(FieldKey(name.to_string()))
             }
-            fn visit_u64<E>(self, name: u64) -> Result<Key, E> {
-                Ok(Key(name.to_string()))
+            fn visit_u64<E>(self, name: u64) -> Result<FieldKey, E> {
+                Ok(FieldKey(name.to_string()))
             }
-            fn visit_f64<E>(self, name: f64) -> Result<Key, E> {
-                Ok(Key(name.to_string()))
+            fn visit_f64<E>(self, name: f64) -> Result<FieldKey, E> {
+                Ok(FieldKey(name.to_string()))
             }
         }
-        reader.deserialize_any(KeyVisitor)
+        reader.deserialize_any(FieldKeyVisitor)
     }
 }
 
@@ -418,7 +418,7 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<Document, DecodeError> {
+    fn read(text: &str) -> Result<DecodedDocument, DecodeError> {
         parse(text.as_bytes())
     }
 

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::decode::DecodeError;
-use super::file::{self, Document};
+use super::file::{self, ConfigDocument};
 use super::{ConfigError, eviction::DEFAULT_HARD, read_bounded};
-use crate::api::order::Order as _;
+use crate::api::order::OrderExt as _;
 
 /// Extension of a drop-in's name; other files are left alone.
 const SUFFIX: &str = "conf";
@@ -24,7 +24,7 @@ const MAX_DIRS: usize = 16;
 /// - Errors: the directory or a file cannot be read, or a file is not a drop-in; the error names the file.
 /// - Source: kubelet `cmd/kubelet/app/server.go`, `mergeKubeletConfigurations`.
 pub(super) fn lay_over(
-    document: &mut Document,
+    document: &mut ConfigDocument,
     dir: &Path,
     from_file: bool,
 ) -> Result<(), ConfigError> {
@@ -50,7 +50,7 @@ pub(super) fn lay_over(
         let named = warnings.map(|warning| format!("{}: {warning}", path.display()));
         document.warnings.extend(named);
         // Checked now, while it is known which file the value comes from.
-        super::decode::typed::<file::Fields>(&document.value).map_err(of_file)?;
+        super::decode::typed::<file::KubeletConfiguration>(&document.value).map_err(of_file)?;
     }
     Ok(())
 }

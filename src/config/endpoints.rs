@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use super::{
-    checks::{Invalid, invalid},
-    file::Fields,
-    values::Endpoints,
+    checks::{InvalidField, invalid},
+    file::KubeletConfiguration,
+    values::RuntimeEndpoints,
 };
-use crate::runtime::runc::process::{Allowed, HANDLER};
+use crate::runtime::runc::process::{HANDLER, ProcessPermissions};
 
 /// Longest path of a socket: the kernel's limit without its last byte. Source: unix(7).
 const MAX_PATH_BYTES: usize = 107;
@@ -19,7 +19,9 @@ const MAX_PROCESS_DIRECTORIES: usize = 16;
 const MAX_PROCESS_VARIABLES: usize = 64;
 
 /// Reads which directories hold programs that run as plain processes; `None`: no program does.
-pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
+pub(super) fn process(
+    fields: &KubeletConfiguration,
+) -> Result<Option<ProcessPermissions>, InvalidField> {
     let own = &fields.picolet;
     let field = "picolet.process.directories";
     let directories = &own.process.directories;
@@ -72,7 +74,7 @@ pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
             format!("the handler {HANDLER:?} is in picolet.handlers too: one of them must go"),
         );
     }
-    Ok(Some(Allowed {
+    Ok(Some(ProcessPermissions {
         directories: directories.iter().map(PathBuf::from).collect(),
         root: own.process.allow_root.unwrap_or(false),
         variables: variables.clone(),
@@ -81,7 +83,9 @@ pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
 
 /// Reads the runtime's sockets. Settings that only the agent's own backend fulfils are refused beside them: no program
 /// would fulfil them.
-pub(super) fn resolve(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
+pub(super) fn resolve(
+    fields: &KubeletConfiguration,
+) -> Result<Option<RuntimeEndpoints>, InvalidField> {
     let field = "containerRuntimeEndpoint";
     let runtime = endpoint(
         field,
@@ -141,7 +145,7 @@ pub(super) fn resolve(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
             ),
         );
     }
-    Ok(Some(Endpoints {
+    Ok(Some(RuntimeEndpoints {
         images: images.unwrap_or_else(|| runtime.clone()),
         runtime,
     }))
@@ -152,7 +156,7 @@ pub(crate) fn endpoint(
     field: &str,
     server: &str,
     text: Option<&str>,
-) -> Result<Option<PathBuf>, Invalid> {
+) -> Result<Option<PathBuf>, InvalidField> {
     let text = text.unwrap_or_default();
     let path = text.strip_prefix("unix://").unwrap_or(text);
     if text.is_empty() {

@@ -3,12 +3,12 @@
 use alloc::collections::BTreeMap;
 
 use super::{
-    checks::{Invalid, invalid, unset_if_zero},
-    file::Fields,
+    checks::{InvalidField, invalid, unset_if_zero},
+    file::KubeletConfiguration,
     values::EvictionConfig,
 };
-use crate::api::order::Gather as _;
-use crate::logic::eviction::{self, Written};
+use crate::api::order::GatherExt as _;
+use crate::logic::eviction::{self, ThresholdMaps};
 use core::time::Duration;
 
 /// `evictionHard` where a document was loaded that does not have it (CONF-10).
@@ -34,10 +34,10 @@ const DEFAULT_TRANSITION: Duration = Duration::from_secs(5 * 60);
 
 /// Checks the thresholds. `from_file`: a document was loaded. `enforce_pods`: all pods together have a limit.
 pub(super) fn resolve(
-    fields: &Fields,
+    fields: &KubeletConfiguration,
     from_file: bool,
     enforce_pods: bool,
-) -> Result<EvictionConfig, Invalid> {
+) -> Result<EvictionConfig, InvalidField> {
     let merge = fields.merge_default_eviction_settings == Some(true);
     let defaults: &[_] = match fields.picolet.profile.as_deref() {
         None | Some("") if from_file => &DEFAULT_HARD,
@@ -55,20 +55,20 @@ pub(super) fn resolve(
     }
     hard.extend(fields.eviction_hard.clone().unwrap_or_default());
     let grace = fields.eviction_soft_grace_period.iter();
-    let written = Written {
+    let written = ThresholdMaps {
         hard: &hard,
         soft: &fields.eviction_soft,
         grace: &grace.map(|(name, time)| (name.clone(), time.0)).gather(),
         min_reclaim: &fields.eviction_minimum_reclaim,
         enforce_pods,
     };
-    let thresholds = eviction::thresholds(&written).map_err(|e| Invalid {
+    let thresholds = eviction::thresholds(&written).map_err(|e| InvalidField {
         field: format!("{}[{}]", e.field, e.signal),
         message: e.why,
     })?;
     let period = fields.eviction_pressure_transition_period;
     Ok(EvictionConfig {
-        settings: eviction::Settings {
+        settings: eviction::EvictionSettings {
             thresholds,
             transition: unset_if_zero(period, DEFAULT_TRANSITION),
             max_grace_s: fields.eviction_max_pod_grace_period.unwrap_or(0),

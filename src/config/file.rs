@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::decode::{self, DecodeError};
 use super::duration::GoDuration;
-use super::keys::{self, Known};
+use super::keys::{self, KeyPlace};
 use crate::{
     api::{Quantity, node::Taint},
     parts,
@@ -24,7 +24,7 @@ pub const KIND: &str = "KubeletConfiguration";
 
 /// A document as read, before flags and defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Document {
+pub struct ConfigDocument {
     /// All fields, relative paths resolved.
     pub value: Value,
     /// Unknown and duplicate fields, one sentence each.
@@ -34,7 +34,7 @@ pub struct Document {
 /// Reads a document, strictly first. If only unknown or duplicate fields are wrong, they become warnings (CONF-01).
 ///
 /// `dir` is the directory of the file, against which relative paths are resolved; it should be absolute.
-pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
+pub fn read(bytes: &[u8], dir: &Path) -> Result<ConfigDocument, DecodeError> {
     let mut document = checked(decode::parse(bytes)?)?;
     for key in keys::all().filter(|key| key.is_path) {
         let pointer = format!("/{}", key.name.replace('.', "/"));
@@ -49,12 +49,12 @@ pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
 }
 
 /// Reads a drop-in: `null` fields stay, and relative paths as they are (CONF-02).
-pub(super) fn read_drop_in(bytes: &[u8]) -> Result<Document, DecodeError> {
+pub(super) fn read_drop_in(bytes: &[u8]) -> Result<ConfigDocument, DecodeError> {
     checked(decode::parse_patch(bytes)?)
 }
 
-fn checked(read: decode::Document) -> Result<Document, DecodeError> {
-    let decode::Document { value, duplicates } = read;
+fn checked(read: decode::DecodedDocument) -> Result<ConfigDocument, DecodeError> {
+    let decode::DecodedDocument { value, duplicates } = read;
     for (field, want) in [("apiVersion", API_VERSION), ("kind", KIND)] {
         if value[field].as_str() != Some(want) {
             return Err(DecodeError::Value {
@@ -79,7 +79,7 @@ fn checked(read: decode::Document) -> Result<Document, DecodeError> {
         }
     });
     warnings.extend(unknown);
-    Ok(Document { value, warnings })
+    Ok(ConfigDocument { value, warnings })
 }
 
 fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
@@ -92,9 +92,9 @@ fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<S
                     (format!("{shown}.{name}"), format!("{pattern}.{name}"))
                 };
                 match keys::known(&pattern) {
-                    Known::Leaf => {}
-                    Known::Branch => unknown_fields(field, &shown, &pattern, unknown),
-                    Known::No => unknown.push(shown),
+                    KeyPlace::Leaf => {}
+                    KeyPlace::Branch => unknown_fields(field, &shown, &pattern, unknown),
+                    KeyPlace::No => unknown.push(shown),
                 }
             }
         }
@@ -107,14 +107,14 @@ fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<S
     }
 }
 
-/// Fields that this version acts on, with the names and meanings of KubeletConfiguration. An absent field is `None`; its default is decided in one place, [`super::Config`].
+/// Fields that this version acts on, with the names and meanings of KubeletConfiguration. An absent field is `None`; its default is decided in one place, [`super::AgentConfig`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Fields {
+pub(super) struct KubeletConfiguration {
     pub(super) address: Option<String>,
     pub(super) allowed_unsafe_sysctls: Vec<String>,
-    pub(super) authentication: Authentication,
-    pub(super) authorization: Authorization,
+    pub(super) authentication: KubeletAuthentication,
+    pub(super) authorization: KubeletAuthorization,
     pub(super) cgroup_driver: Option<String>,
     pub(super) cgroup_root: Option<String>,
     #[serde(rename = "cgroupsPerQOS")]
@@ -170,7 +170,7 @@ pub(super) struct Fields {
     pub(super) kube_reserved: BTreeMap<String, Quantity>,
     pub(super) kube_reserved_cgroup: Option<String>,
     pub(super) local_storage_capacity_isolation: Option<bool>,
-    pub(super) logging: Logging,
+    pub(super) logging: LoggingConfiguration,
     pub(super) max_open_files: Option<i64>,
     pub(super) max_parallel_image_pulls: Option<i64>,
     pub(super) max_pods: Option<i64>,
@@ -183,7 +183,7 @@ pub(super) struct Fields {
     pub(super) node_status_report_frequency: Option<GoDuration>,
     pub(super) node_status_update_frequency: Option<GoDuration>,
     pub(super) oom_score_adj: Option<i64>,
-    pub(super) picolet: Own,
+    pub(super) picolet: PicoletSection,
     #[serde(rename = "podCIDR")]
     pub(super) pod_cidr: Option<String>,
     pub(super) pod_logs_dir: Option<String>,
@@ -234,23 +234,23 @@ pub(super) struct Fields {
 /// `authentication`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Authentication {
-    pub(super) anonymous: Anonymous,
-    pub(super) webhook: TokenReviews,
-    pub(super) x509: ClientCertificates,
+pub(super) struct KubeletAuthentication {
+    pub(super) anonymous: AnonymousAuthentication,
+    pub(super) webhook: WebhookAuthentication,
+    pub(super) x509: X509Authentication,
 }
 
 /// `authentication.anonymous`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Anonymous {
+pub(super) struct AnonymousAuthentication {
     pub(super) enabled: Option<bool>,
 }
 
 /// `authentication.webhook`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct TokenReviews {
+pub(super) struct WebhookAuthentication {
     #[serde(rename = "cacheTTL")]
     pub(super) cache_ttl: Option<GoDuration>,
     pub(super) enabled: Option<bool>,
@@ -259,7 +259,7 @@ pub(super) struct TokenReviews {
 /// `authentication.x509`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct ClientCertificates {
+pub(super) struct X509Authentication {
     #[serde(rename = "clientCAFile")]
     pub(super) client_ca_file: Option<String>,
 }
@@ -267,15 +267,15 @@ pub(super) struct ClientCertificates {
 /// `authorization`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Authorization {
+pub(super) struct KubeletAuthorization {
     pub(super) mode: Option<String>,
-    pub(super) webhook: AccessReviews,
+    pub(super) webhook: WebhookAuthorization,
 }
 
 /// `authorization.webhook`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct AccessReviews {
+pub(super) struct WebhookAuthorization {
     #[serde(rename = "cacheAuthorizedTTL")]
     pub(super) cache_authorized_ttl: Option<GoDuration>,
     #[serde(rename = "cacheUnauthorizedTTL")]
@@ -292,7 +292,7 @@ pub(super) struct CrashLoopBackOff {
 /// `logging`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Logging {
+pub(super) struct LoggingConfiguration {
     pub(super) verbosity: Option<i64>,
 }
 
@@ -314,7 +314,7 @@ pub(super) struct MemorySwap {
 /// `picolet`: settings for which a kubelet has no field.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Own {
+pub(super) struct PicoletSection {
     pub(super) api_servers: Vec<String>,
     pub(super) bootstrap_kubeconfig: Option<String>,
     pub(super) builtin_network: BuiltinNetwork,
@@ -336,7 +336,7 @@ pub(super) struct Own {
     pub(super) k3s_server: Option<String>,
     pub(super) kubeconfig: Option<String>,
     pub(super) kubelet_version: Option<String>,
-    pub(super) link: Link,
+    pub(super) link: LinkSection,
     pub(super) log_memory: Option<Quantity>,
     #[serde(rename = "manifestURLCA")]
     pub(super) manifest_url_ca: Option<String>,
@@ -353,7 +353,7 @@ pub(super) struct Own {
     pub(super) oci_runtime_root: Option<String>,
     pub(super) offline_secrets: Option<String>,
     pub(super) pod_write_limit: Option<Quantity>,
-    pub(super) process: Process,
+    pub(super) process: ProcessSection,
     pub(super) profile: Option<String>,
     pub(super) registries_file: Option<String>,
     pub(super) root_dir: Option<String>,
@@ -373,7 +373,7 @@ pub(super) struct ImagePolicy {
 /// `picolet.process`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Process {
+pub(super) struct ProcessSection {
     pub(super) allow_root: Option<bool>,
     pub(super) directories: Vec<String>,
     pub(super) variables: Vec<String>,
@@ -382,7 +382,7 @@ pub(super) struct Process {
 /// `picolet.link`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Link {
+pub(super) struct LinkSection {
     pub(super) daily_bytes: Option<Quantity>,
     pub(super) metered_interfaces: Vec<String>,
     pub(super) pull_window: Option<String>,
@@ -403,14 +403,14 @@ pub(super) mod tests {
 
     const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
-    fn load(text: &str) -> Result<Document, DecodeError> {
+    fn load(text: &str) -> Result<ConfigDocument, DecodeError> {
         read(format!("{HEAD}{text}").as_bytes(), Path::new("/etc/x"))
     }
 
     /// Returns true if the document has this field, or fields below it where the table is finer.
     pub(in crate::config) fn is_known(field: &str) -> bool {
         // `logging` is one entry: fields below it are not checked.
-        field.starts_with("logging.") || !matches!(keys::known(field), Known::No)
+        field.starts_with("logging.") || !matches!(keys::known(field), KeyPlace::No)
     }
 
     #[test]

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use lexopt::{Arg, ValueExt as _};
 use serde_json::{Map, Value, json};
 
-use super::keys::{Flag, KEYS, flag};
+use super::keys::{ConfigFlag, KEYS, flag};
 use super::{duration, without_effect};
 use crate::api::quantity::{Quantity, QuantityError};
 use crate::logic::text::two_columns;
 
 /// Kind of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FlagValueKind {
     /// `--name` or `--name=false`.
     Switch,
     Number,
@@ -37,7 +37,7 @@ pub(super) enum Kind {
     Taints,
 }
 
-impl Kind {
+impl FlagValueKind {
     fn hint(self) -> &'static str {
         match self {
             Self::Switch => "",
@@ -57,17 +57,17 @@ impl Kind {
 
 /// Flag for the file of the configuration, which stands for no key.
 #[rustfmt::skip]
-const CONFIG: Flag = flag("config", Kind::Path, "KubeletConfiguration file (default /etc/picolet/config.yaml if it exists)");
+const CONFIG: ConfigFlag = flag("config", FlagValueKind::Path, "KubeletConfiguration file (default /etc/picolet/config.yaml if it exists)");
 /// Flag for the drop-ins, which stands for no key either.
 #[rustfmt::skip]
-const CONFIG_DIR: Flag = flag("config-dir", Kind::Path, "directory of drop-ins: each *.conf in it is merged over the file, in the order of their paths");
+const CONFIG_DIR: ConfigFlag = flag("config-dir", FlagValueKind::Path, "directory of drop-ins: each *.conf in it is merged over the file, in the order of their paths");
 /// A flag that the table does not have, for its meaning differs with and without a value.
 const VERSION: &str = "version";
 /// Field that `--version=v…` sets.
 const KUBELET_VERSION: &str = "picolet.kubeletVersion";
 
 /// Lists all flags in the order of the help, each with the key that it stands for; empty: none.
-fn all() -> impl Iterator<Item = (&'static str, &'static Flag)> {
+fn all() -> impl Iterator<Item = (&'static str, &'static ConfigFlag)> {
     let of_files = [("", &CONFIG), ("", &CONFIG_DIR)];
     let of_keys = KEYS.iter().filter_map(|key| Some((key.name, key.flag?)));
     of_files.into_iter().chain(of_keys)
@@ -75,7 +75,7 @@ fn all() -> impl Iterator<Item = (&'static str, &'static Flag)> {
 
 /// A flag of the table, for help, completion and the manual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Described {
+pub struct FlagDescription {
     /// Name without dashes.
     pub name: &'static str,
     /// Kind of the flag's value in capitals, with a blank before; empty for a switch.
@@ -89,19 +89,19 @@ pub struct Described {
 }
 
 /// All flags, in the order of the table.
-pub fn described() -> impl Iterator<Item = Described> {
-    all().map(|(key, flag)| Described {
+pub fn described() -> impl Iterator<Item = FlagDescription> {
+    all().map(|(key, flag)| FlagDescription {
         name: flag.name,
         hint: flag.kind.hint(),
         help: flag.help,
         field: key,
-        path: flag.kind == Kind::Path,
+        path: flag.kind == FlagValueKind::Path,
     })
 }
 
 /// Flags of a command line, read.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Flags {
+pub struct CommandLineFlags {
     /// `--config`, absolute.
     pub config: Option<PathBuf>,
     /// `--config-dir`, absolute.
@@ -133,7 +133,7 @@ pub enum FlagError {
         /// The flag's name without dashes.
         flag: String,
         /// Fault of the value.
-        why: ValueError,
+        why: FlagValueError,
     },
     /// An argument that is not UTF-8, or not a flag for another reason.
     #[error("{0}")]
@@ -142,7 +142,7 @@ pub enum FlagError {
 
 /// Reason why a text cannot be the value of a flag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ValueError {
+pub enum FlagValueError {
     /// The value is missing.
     #[error("needs a value")]
     Missing,
@@ -173,9 +173,9 @@ pub enum ValueError {
 pub fn parse(
     arguments: impl IntoIterator<Item = OsString>,
     cwd: &Path,
-) -> Result<Flags, FlagError> {
+) -> Result<CommandLineFlags, FlagError> {
     let mut parser = lexopt::Parser::from_args(arguments);
-    let mut flags = Flags::default();
+    let mut flags = CommandLineFlags::default();
     loop {
         let argument = parser
             .next()
@@ -193,7 +193,7 @@ pub fn parse(
             Some(Arg::Short(c)) => return Err(FlagError::Unknown(c.into())),
             Some(Arg::Value(text)) => return Err(FlagError::Stray(text.to_string_lossy().into())),
         };
-        let wrong = |why: ValueError| FlagError::Value {
+        let wrong = |why: FlagValueError| FlagError::Value {
             flag: name.clone(),
             why,
         };
@@ -211,11 +211,11 @@ pub fn parse(
             .or_else(|| ignored.map(|(_, kind)| *kind));
         let kind = kind.ok_or_else(|| FlagError::Unknown(name.clone()))?;
         let text = match (kind, parser.optional_value()) {
-            (Kind::Switch, None) => "true".to_owned(),
+            (FlagValueKind::Switch, None) => "true".to_owned(),
             (_, value) => value
                 .map_or_else(|| parser.value(), Ok)
                 .and_then(|v| v.string())
-                .map_err(|_| wrong(ValueError::Missing))?,
+                .map_err(|_| wrong(FlagValueError::Missing))?,
         };
         let Some((key, flag)) = known else {
             set(&mut Value::Null, kind, &text, cwd).map_err(wrong)?;
@@ -243,7 +243,10 @@ pub fn parse(
 /// asked for.
 ///
 /// Source: Kubernetes `component-base/version/verflag`.
-fn set_version(value: Option<String>, flags: &mut Flags) -> Result<bool, ValueError> {
+fn set_version(
+    value: Option<String>,
+    flags: &mut CommandLineFlags,
+) -> Result<bool, FlagValueError> {
     match value.as_deref() {
         None | Some("raw") => {
             flags.version = true;
@@ -256,7 +259,7 @@ fn set_version(value: Option<String>, flags: &mut Flags) -> Result<bool, ValueEr
         }
         Some(text) => {
             let mut asked = Value::Null;
-            set(&mut asked, Kind::Switch, text, Path::new(""))?;
+            set(&mut asked, FlagValueKind::Switch, text, Path::new(""))?;
             flags.version = asked == true;
             Ok(flags.version)
         }
@@ -331,43 +334,50 @@ pub(super) fn place<'a>(overlay: &'a mut Map<String, Value>, field: &str) -> &'a
     }
 }
 
-fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), ValueError> {
+fn set(
+    place: &mut Value,
+    kind: FlagValueKind,
+    text: &str,
+    cwd: &Path,
+) -> Result<(), FlagValueError> {
     let parts = || text.split(',').filter(|part| !part.is_empty());
     match kind {
-        Kind::Switch => {
+        FlagValueKind::Switch => {
             *place = match text {
                 "true" | "True" | "TRUE" | "t" | "T" | "1" => true,
                 "false" | "False" | "FALSE" | "f" | "F" | "0" => false,
-                _ => return Err(ValueError::Switch(text.into())),
+                _ => return Err(FlagValueError::Switch(text.into())),
             }
             .into();
         }
-        Kind::Number => {
+        FlagValueKind::Number => {
             let number = text.parse::<i64>();
-            *place = number.map_err(|_| ValueError::Number(text.into()))?.into();
+            *place = number
+                .map_err(|_| FlagValueError::Number(text.into()))?
+                .into();
         }
-        Kind::Text => *place = text.into(),
-        Kind::Path if text.is_empty() => *place = text.into(),
-        Kind::Path => {
+        FlagValueKind::Text => *place = text.into(),
+        FlagValueKind::Path if text.is_empty() => *place = text.into(),
+        FlagValueKind::Path => {
             let path = cwd.join(text).into_os_string();
-            *place = path.into_string().map_err(|_| ValueError::Path)?.into();
+            *place = path.into_string().map_err(|_| FlagValueError::Path)?.into();
         }
-        Kind::Time => {
-            duration::parse(text).ok_or_else(|| ValueError::Time(text.into()))?;
+        FlagValueKind::Time => {
+            duration::parse(text).ok_or_else(|| FlagValueError::Time(text.into()))?;
             *place = text.into();
         }
-        Kind::Size => {
+        FlagValueKind::Size => {
             Quantity::parse(text)?;
             *place = text.into();
         }
-        Kind::List => {
+        FlagValueKind::List => {
             if !place.is_array() {
                 *place = Value::Array(Vec::new());
             }
             let list = place.as_array_mut().expect("made above");
             list.extend(parts().map(Value::from));
         }
-        Kind::Taints => {
+        FlagValueKind::Taints => {
             if !place.is_array() {
                 *place = Value::Array(Vec::new());
             }
@@ -375,12 +385,12 @@ fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), Valu
             for part in parts() {
                 let (name, effect) = part
                     .rsplit_once(':')
-                    .ok_or_else(|| ValueError::Taint(part.into()))?;
+                    .ok_or_else(|| FlagValueError::Taint(part.into()))?;
                 let (key, value) = name.split_once('=').unwrap_or((name, ""));
                 list.push(json!({"key": key, "value": value, "effect": effect}));
             }
         }
-        Kind::Headers => {
+        FlagValueKind::Headers => {
             if !place.is_object() {
                 *place = Value::Object(Map::new());
             }
@@ -388,19 +398,19 @@ fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), Valu
             for part in parts() {
                 let (name, value) = part
                     .split_once(':')
-                    .ok_or_else(|| ValueError::Pair(part.into(), ":"))?;
+                    .ok_or_else(|| FlagValueError::Pair(part.into(), ":"))?;
                 let values = map.entry(name.trim()).or_insert_with(|| json!([]));
                 if let Some(values) = values.as_array_mut() {
                     values.push(value.trim().into());
                 }
             }
         }
-        Kind::Map(_) | Kind::Gates => {
+        FlagValueKind::Map(_) | FlagValueKind::Gates => {
             if !place.is_object() {
                 *place = Value::Object(Map::new());
             }
             let map = place.as_object_mut().expect("made above");
-            let separator = if let Kind::Map(separator) = kind {
+            let separator = if let FlagValueKind::Map(separator) = kind {
                 separator
             } else {
                 "="
@@ -408,10 +418,10 @@ fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), Valu
             for part in parts() {
                 let (key, value) = part
                     .split_once(separator)
-                    .ok_or_else(|| ValueError::Pair(part.into(), separator))?;
+                    .ok_or_else(|| FlagValueError::Pair(part.into(), separator))?;
                 let mut field = Value::from(value.trim());
-                if kind == Kind::Gates {
-                    set(&mut field, Kind::Switch, value.trim(), cwd)?;
+                if kind == FlagValueKind::Gates {
+                    set(&mut field, FlagValueKind::Switch, value.trim(), cwd)?;
                 }
                 map.insert(key.trim().into(), field);
             }
@@ -424,7 +434,7 @@ fn set(place: &mut Value, kind: Kind, text: &str, cwd: &Path) -> Result<(), Valu
 mod tests {
     use super::*;
 
-    fn read(line: &str) -> Result<Flags, FlagError> {
+    fn read(line: &str) -> Result<CommandLineFlags, FlagError> {
         parse(
             line.split_whitespace().map(OsString::from),
             Path::new("/cwd"),

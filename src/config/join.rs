@@ -12,7 +12,7 @@ pub const OWN_DROP_IN: &str = "00-before-join.conf";
 pub const EARLIER_OWN_DROP_IN: &str = "50-before-join.conf";
 /// Present content of the place of a node's configuration.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Before {
+pub enum ExistingNodeConfig {
     /// No file.
     Nothing,
     /// The operator's file, for a node that stands alone.
@@ -22,10 +22,12 @@ pub enum Before {
 }
 
 /// Looks at the configuration file at `path`.
-pub fn before(path: &Path) -> Result<Before, ConfigError> {
+pub fn before(path: &Path) -> Result<ExistingNodeConfig, ConfigError> {
     let bytes = match read_bounded(path) {
         Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Before::Nothing),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(ExistingNodeConfig::Nothing);
+        }
         Err(source) => {
             return Err(ConfigError::Read {
                 path: path.into(),
@@ -39,8 +41,8 @@ pub fn before(path: &Path) -> Result<Before, ConfigError> {
         source,
     })?;
     Ok(match read.value["picolet"]["kubeconfig"].as_str() {
-        None | Some("") => Before::Own(bytes),
-        Some(kubeconfig) => Before::Member(kubeconfig.into()),
+        None | Some("") => ExistingNodeConfig::Own(bytes),
+        Some(kubeconfig) => ExistingNodeConfig::Member(kubeconfig.into()),
     })
 }
 
@@ -59,7 +61,7 @@ mod tests {
         let dir = crate::testing::unused_path("before");
         std::fs::create_dir_all(&dir).expect("directory");
         let path = dir.join("config.yaml");
-        assert_eq!(before(&path).expect("absent"), Before::Nothing);
+        assert_eq!(before(&path).expect("absent"), ExistingNodeConfig::Nothing);
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         for (rest, member) in [
             ("", false),
@@ -69,9 +71,9 @@ mod tests {
             let text = format!("{head}{rest}");
             std::fs::write(&path, &text).expect("file");
             let expected = if member {
-                Before::Member("/k".into())
+                ExistingNodeConfig::Member("/k".into())
             } else {
-                Before::Own(text.into_bytes())
+                ExistingNodeConfig::Own(text.into_bytes())
             };
             assert_eq!(before(&path).expect(rest), expected);
         }

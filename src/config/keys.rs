@@ -1,19 +1,19 @@
 //! Keys of the configuration document: one table that says of each its flag, its range, its default, and if it is a path.
 //!
 //! The parser of flags, the help, the check of the document, `/configz` and relative paths go by this table. A new key is a
-//! row here and a member of [`super::file::Fields`].
+//! row here and a member of [`super::file::KubeletConfiguration`].
 
 use core::{fmt, time::Duration};
 
 use serde_json::Value;
 
 use super::{
-    checks::{Invalid, invalid},
+    checks::{InvalidField, invalid},
     duration,
-    flags::Kind,
+    flags::FlagValueKind,
 };
 use crate::parts;
-use Range::{Number, Time};
+use KeyRange::{Number, Time};
 
 /// A key with a meaning in this program, or a rule.
 #[derive(Clone, Copy, Debug)]
@@ -21,9 +21,9 @@ pub(crate) struct TableKey {
     /// Dotted path in the document.
     pub(crate) name: &'static str,
     /// Flag that stands for the key.
-    pub(super) flag: Option<&'static Flag>,
+    pub(super) flag: Option<&'static ConfigFlag>,
     /// Range of the value; `None`: any, or a rule of whoever reads it.
-    range: Option<&'static Range>,
+    range: Option<&'static KeyRange>,
     /// Default that `/configz` shows: JSON, or else a text; empty: none.
     default: &'static str,
     /// Set if the value is a file or a directory: a relative one is resolved against the directory of the file.
@@ -34,24 +34,28 @@ pub(crate) struct TableKey {
 
 /// A flag; see [`super::flags`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flag {
+pub(super) struct ConfigFlag {
     /// Name without dashes.
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
+    pub(super) kind: FlagValueKind,
     pub(super) help: &'static str,
 }
 
 /// Least and greatest value of a key.
 #[derive(Clone, Copy, Debug)]
-enum Range {
+enum KeyRange {
     /// A whole number.
     Number(i64, i64),
     /// A duration.
     Time(Duration, Duration),
 }
 
-pub(super) const fn flag(name: &'static str, kind: Kind, help: &'static str) -> Flag {
-    Flag { name, kind, help }
+pub(super) const fn flag(
+    name: &'static str,
+    kind: FlagValueKind,
+    help: &'static str,
+) -> ConfigFlag {
+    ConfigFlag { name, kind, help }
 }
 
 /// Makes the row of a key without flag, range and default.
@@ -67,13 +71,13 @@ pub(crate) const fn key(name: &'static str) -> TableKey {
 }
 
 impl TableKey {
-    const fn flag(mut self, flag: &'static Flag) -> Self {
-        self.is_path = matches!(flag.kind, Kind::Path);
+    const fn flag(mut self, flag: &'static ConfigFlag) -> Self {
+        self.is_path = matches!(flag.kind, FlagValueKind::Path);
         self.flag = Some(flag);
         self
     }
 
-    const fn range(mut self, range: &'static Range) -> Self {
+    const fn range(mut self, range: &'static KeyRange) -> Self {
         self.range = Some(range);
         self
     }
@@ -108,127 +112,127 @@ const I32: i64 = i32::MAX as i64;
 /// not use: a kubelet would refuse the file too.
 #[rustfmt::skip]
 pub(super) const KEYS: &[TableKey] = &[
-    key("picolet.kubeconfig").flag(&flag("kubeconfig", Kind::Path, "how to reach the apiserver; without it the node stands alone")),
-    key("picolet.bootstrapKubeconfig").flag(&flag("bootstrap-kubeconfig", Kind::Path, "how to ask for the first certificate")),
-    key("picolet.certDir").flag(&flag("cert-dir", Kind::Path, "certificates of the node (default pki in the root directory)")),
-    key("picolet.apiServers").flag(&flag("api-servers", Kind::List, "more URLs of the same apiserver, tried in turn")),
-    key("rotateCertificates").flag(&flag("rotate-certificates", Kind::Switch, "ask for a new client certificate before the old one ends")),
-    key("kubeAPIQPS").range(&Number(0, I32)).default("50").flag(&flag("kube-api-qps", Kind::Number, "requests to the apiserver a second")),
-    key("kubeAPIBurst").range(&Number(0, I32)).default("100").flag(&flag("kube-api-burst", Kind::Number, "requests to the apiserver at once")),
-    key("eventRecordQPS").range(&Number(0, I32)).default("50").flag(&flag("event-qps", Kind::Number, "events a second; 0: no limit")),
-    key("eventBurst").range(&Number(0, I32)).default("100").flag(&flag("event-burst", Kind::Number, "events at once")),
-    key("picolet.metered").flag(&flag("metered", Kind::Switch, "bytes cost money: ask the apiserver less often")),
-    key("picolet.offlineSecrets").flag(&flag("offline-secrets", Kind::Text, "disk or memory: where Secrets wait for a start without the apiserver")),
-    key("picolet.rootDir").flag(&flag("root-dir", Kind::Path, "what survives a reboot: pods, images, volumes")),
-    key("picolet.runDir").flag(&flag("run-dir", Kind::Path, "what ends with a reboot: sandboxes, containers, locks")),
-    key("staticPodPath").default("/etc/picolet/manifests").flag(&flag("pod-manifest-path", Kind::Path, "directory or file of static pods")),
-    key("staticPodURL").flag(&flag("manifest-url", Kind::Text, "URL of manifests of static pods: a Pod or a list of them")),
-    key("staticPodURLHeader").secret().flag(&flag("manifest-url-header", Kind::Headers, "headers that its server is sent")),
-    key("picolet.manifestURLCA").flag(&flag("manifest-url-ca", Kind::Path, "CAs of its server (default: those of the system)")),
-    key("httpCheckFrequency").default("20s").flag(&flag("http-check-frequency", Kind::Time, "time between two looks at the URL")),
-    key("picolet.imageDir").flag(&flag("image-dir", Kind::Path, "directory of image archives to import and lists (.txt) of images to pull, as they appear")),
-    key("podLogsDir").default("/var/log/pods").flag(&flag("pod-logs-dir", Kind::Path, "logs of containers, one directory per pod")),
-    key("picolet.containerLogDir").flag(&flag("container-log-dir", Kind::Path, "links to the logs of containers")),
-    key("picolet.socket").flag(&flag("socket", Kind::Path, "socket of the local commands")),
-    key("picolet.hostnameOverride").flag(&flag("hostname-override", Kind::Text, "name of the node instead of the host name")),
-    key("picolet.nodeIP").flag(&flag("node-ip", Kind::Text, "address of the node, or one of each family")),
-    key("picolet.nodeLabels").flag(&flag("node-labels", Kind::Map("="), "labels of the node beside the usual ones")),
-    key("registerNode").default("true").flag(&flag("register-node", Kind::Switch, "create the Node object")),
-    key("registerWithTaints").flag(&flag("register-with-taints", Kind::Taints, "taints of the Node when the agent creates it")),
-    key("providerID").flag(&flag("provider-id", Kind::Text, "id of this machine in its cloud")),
-    key("picolet.cloudProvider").flag(&flag("cloud-provider", Kind::Text, "external: a cloud controller completes the node")),
-    key("enableControllerAttachDetach").default("true").flag(&flag("enable-controller-attach-detach", Kind::Switch, "the control plane attaches volumes")),
-    key("nodeStatusUpdateFrequency").default("10s").flag(&flag("node-status-update-frequency", Kind::Time, "time between two looks at the node")),
-    key("nodeStatusMaxImages").range(&Number(-1, I32)).default("50").flag(&flag("node-status-max-images", Kind::Number, "images named in the status; -1: all")),
-    key("enableServer").default("false").flag(&flag("enable-server", Kind::Switch, "serve over the network (default: if there is an apiserver; alone, with authorization mode AlwaysAllow and a client CA or anonymous clients)")),
-    key("address").default("0.0.0.0").flag(&flag("address", Kind::Text, "address where the HTTPS server listens")),
-    key("port").range(&Number(1, 65535)).default("10250").flag(&flag("port", Kind::Number, "port of the HTTPS server")),
-    key("healthzBindAddress").default("127.0.0.1").flag(&flag("healthz-bind-address", Kind::Text, "address of /healthz in plain text")),
-    key("healthzPort").range(&Number(0, 65535)).default("10248").flag(&flag("healthz-port", Kind::Number, "port of /healthz in plain text; 0: off")),
-    key("authentication.x509.clientCAFile").flag(&flag("client-ca-file", Kind::Path, "CAs of clients of the HTTPS server")),
-    key("authentication.anonymous.enabled").default("false").flag(&flag("anonymous-auth", Kind::Switch, "accept clients without a credential too; authorization decides what they may do")),
-    key("authentication.webhook.enabled").default("false").flag(&flag("authentication-token-webhook", Kind::Switch, "the apiserver checks the tokens of clients")),
-    key("authentication.webhook.cacheTTL").default("2m0s").flag(&flag("authentication-token-webhook-cache-ttl", Kind::Time, "how long its answer counts")),
-    key("authorization.mode").default("Webhook").flag(&flag("authorization-mode", Kind::Text, "Webhook: the apiserver decides what a client may do; AlwaysAllow: everything")),
-    key("authorization.webhook.cacheAuthorizedTTL").default("5m0s").flag(&flag("authorization-webhook-cache-authorized-ttl", Kind::Time, "how long a yes of the apiserver counts")),
-    key("authorization.webhook.cacheUnauthorizedTTL").default("30s").flag(&flag("authorization-webhook-cache-unauthorized-ttl", Kind::Time, "how long a no of the apiserver counts")),
-    key("tlsCertFile").flag(&flag("tls-cert-file", Kind::Path, "certificate of the HTTPS server (default: one of its own)")),
-    key("tlsPrivateKeyFile").flag(&flag("tls-private-key-file", Kind::Path, "key of that certificate")),
-    key("tlsCipherSuites").flag(&flag("tls-cipher-suites", Kind::List, "cipher suites offered for TLS 1.2")),
-    key("tlsMinVersion").flag(&flag("tls-min-version", Kind::Text, "VersionTLS12 or VersionTLS13")),
-    key("serverTLSBootstrap").flag(&flag("rotate-server-certificates", Kind::Switch, "ask the apiserver for the certificate of the HTTPS server")),
-    key("enableDebuggingHandlers").default("true").flag(&flag("enable-debugging-handlers", Kind::Switch, "serve logs, exec, attach and port-forward")),
-    key("readOnlyPort").range(&Number(0, 65535)).flag(&flag("read-only-port", Kind::Number, "there is no such port in this version")),
-    key("streamingConnectionIdleTimeout").default("4h0m0s").flag(&flag("streaming-connection-idle-timeout", Kind::Time, "a stream without data ends after this time")),
-    key("maxPods").range(&Number(0, I32)).default("110").flag(&flag("max-pods", Kind::Number, "most pods on this node")),
-    key("podsPerCore").range(&Number(0, I32)).flag(&flag("pods-per-core", Kind::Number, "most pods per processor; 0: no such limit")),
-    key("containerRuntimeEndpoint").flag(&flag("container-runtime-endpoint", Kind::Text, "socket of a runtime that serves CRI, such as unix:///run/containerd/containerd.sock; without it the agent runs containers itself")),
-    key("imageServiceEndpoint").flag(&flag("image-service-endpoint", Kind::Text, "socket of its images (default: the same)")),
-    key("picolet.useRuntimeEndpoint").flag(&flag("use-runtime-endpoint", Kind::Switch, "whether these sockets count (default: yes, but not as kubelet)")),
-    key("picolet.ociRuntime").flag(&flag("oci-runtime", Kind::Text, "OCI runtime: a path, or a name looked up in PATH")),
-    key("picolet.ociRuntimeRoot").flag(&flag("oci-runtime-root", Kind::Path, "state directory given to the OCI runtime")),
-    key("runtimeRequestTimeout").default("2m0s").flag(&flag("runtime-request-timeout", Kind::Time, "longest time for a runtime operation")),
-    key("picolet.cniConfDir").flag(&flag("cni-conf-dir", Kind::Path, "network configurations")),
-    key("picolet.cniBinDir").flag(&flag("cni-bin-dir", Kind::Path, "network plugins")),
-    key("podCIDR").flag(&flag("pod-cidr", Kind::Text, "subnet of the built-in network")),
-    key("picolet.builtinNetwork.bridge").flag(&flag("bridge", Kind::Text, "bridge of the built-in network")),
-    key("resolvConf").default("/etc/resolv.conf").flag(&flag("resolv-conf", Kind::Path, "resolver file that pods inherit; empty: none")),
-    key("clusterDNS").flag(&flag("cluster-dns", Kind::List, "name servers of pods with ClusterFirst")),
-    key("clusterDomain").flag(&flag("cluster-domain", Kind::Text, "domain of the cluster")),
-    key("cgroupRoot").flag(&flag("cgroup-root", Kind::Text, "cgroup in which kubepods is made")),
-    key("cgroupDriver").default("cgroupfs").flag(&flag("cgroup-driver", Kind::Text, "who makes cgroups, if a container runtime does not say: cgroupfs or systemd")),
-    key("cgroupsPerQOS").default("true").flag(&flag("cgroups-per-qos", Kind::Switch, "one cgroup per pod and quality of service")),
-    key("cpuCFSQuota").default("true").flag(&flag("cpu-cfs-quota", Kind::Switch, "enforce cpu limits")),
-    key("cpuCFSQuotaPeriod").range(&Time(Duration::from_millis(1), Duration::from_secs(1))).default("100ms").flag(&flag("cpu-cfs-quota-period", Kind::Time, "period of cpu limits")),
-    key("podPidsLimit").range(&Number(-1, i64::MAX)).default("-1").flag(&flag("pod-max-pids", Kind::Number, "most processes per pod; -1: the host's limit")),
-    key("picolet.podWriteLimit").flag(&flag("pod-write-limit", Kind::Size, "bytes per second that a pod may write to the disk of the root directory (cgroup v2)")),
-    key("maxOpenFiles").range(&Number(0, i64::MAX)).default("1000000").flag(&flag("max-open-files", Kind::Number, "most files that the agent has open")),
-    key("oomScoreAdj").range(&Number(-1000, 1000)).default("-999").flag(&flag("oom-score-adj", Kind::Number, "OOM score adjustment of the agent itself")),
-    key("enforceNodeAllocatable").default(r#"["pods"]"#).flag(&flag("enforce-node-allocatable", Kind::List, "none, or what is limited: pods, system-reserved, kube-reserved")),
-    key("reservedSystemCPUs").flag(&flag("reserved-cpus", Kind::Text, "processors for system and agent, such as 0-1,3")),
-    key("localStorageCapacityIsolation").default("true").flag(&flag("local-storage-capacity-isolation", Kind::Switch, "the node offers ephemeral-storage")),
-    key("systemReserved").flag(&flag("system-reserved", Kind::Map("="), "resources for the system, not for pods")),
-    key("kubeReserved").flag(&flag("kube-reserved", Kind::Map("="), "resources for the agent, not for pods")),
-    key("systemReservedCgroup").flag(&flag("system-reserved-cgroup", Kind::Text, "control group of the system, to be limited to what is reserved")),
-    key("kubeReservedCgroup").flag(&flag("kube-reserved-cgroup", Kind::Text, "control group of the agent, to be limited to what is reserved")),
-    key("picolet.profile").flag(&flag("profile", Kind::Text, "board: what is kept free suits a machine of 256 MiB to 1 GiB")),
-    key("evictionHard").default(r#"{"imagefs.available":"15%","imagefs.inodesFree":"5%","memory.available":"100Mi","nodefs.available":"10%","nodefs.inodesFree":"5%"}"#).flag(&flag("eviction-hard", Kind::Map("<"), "resources that are kept free, not for pods")),
-    key("evictionSoft").flag(&flag("eviction-soft", Kind::Map("<"), "resources that may be short for some time")),
-    key("evictionSoftGracePeriod").flag(&flag("eviction-soft-grace-period", Kind::Map("="), "how long a soft threshold may be met")),
-    key("evictionMinimumReclaim").flag(&flag("eviction-minimum-reclaim", Kind::Map("="), "how much more than the shortage is freed")),
-    key("evictionMaxPodGracePeriod").range(&Number(0, I32)).flag(&flag("eviction-max-pod-grace-period", Kind::Number, "most seconds that a pod has when something was short for too long")),
-    key("evictionPressureTransitionPeriod").default("5m0s").flag(&flag("eviction-pressure-transition-period", Kind::Time, "the node is said to be short for so long afterwards")),
-    key("picolet.evictStaticPods").flag(&flag("evict-static-pods", Kind::Switch, "static pods may be evicted too, but for those of a system priority")),
-    key("seccompDefault").default("false").flag(&flag("seccomp-default", Kind::Switch, "RuntimeDefault for containers that name no profile")),
-    key("allowedUnsafeSysctls").flag(&flag("allowed-unsafe-sysctls", Kind::List, "sysctls or patterns (prefix*) pods may set")),
-    key("failSwapOn").default("false").flag(&flag("fail-swap-on", Kind::Switch, "refuse to start while swap is on")),
-    key("failCgroupV1").default("false").flag(&flag("fail-cgroupv1", Kind::Switch, "refuse to start on cgroup v1")),
-    key("protectKernelDefaults").flag(&flag("protect-kernel-defaults", Kind::Switch, "refuse to start with other kernel settings, and do not change them")),
-    key("runOnce").flag(&flag("runonce", Kind::Switch, "there is no such mode in this version")),
-    key("volumeStatsAggPeriod").default("1m0s").flag(&flag("volume-stats-agg-period", Kind::Time, "time between two counts of what volumes use")),
-    key("syncFrequency").default("1m0s").flag(&flag("sync-frequency", Kind::Time, "longest time between two syncs of a pod")),
-    key("fileCheckFrequency").default("20s").flag(&flag("file-check-frequency", Kind::Time, "time between two reads of the manifests")),
-    key("picolet.doorbells").flag(&flag("doorbells", Kind::Switch, "react to notifications too, not only poll")),
-    key("containerLogMaxSize").default("10Mi").flag(&flag("container-log-max-size", Kind::Size, "size at which a log is rotated")),
-    key("containerLogMaxFiles").range(&Number(2, I32)).default("5").flag(&flag("container-log-max-files", Kind::Number, "files per log, the current one included")),
-    key("picolet.maxLogBytes").flag(&flag("max-log-bytes", Kind::Size, "what all logs may have together; the largest one loses its oldest files")),
-    key("picolet.logMemory").flag(&flag("log-memory", Kind::Size, "what all logs may have in memory before they are written to the disk (default: nothing)")),
-    key("imageGCHighThresholdPercent").range(&Number(0, 100)).default("85").flag(&flag("image-gc-high-threshold", Kind::Number, "disk use in percent at which unused images are removed")),
-    key("imageGCLowThresholdPercent").range(&Number(0, 100)).default("80").flag(&flag("image-gc-low-threshold", Kind::Number, "disk use in percent at which the removal stops")),
-    key("imageMinimumGCAge").default("2m0s").flag(&flag("minimum-image-ttl-duration", Kind::Time, "an unused image stays at least this long")),
-    key("picolet.registriesFile").flag(&flag("private-registry", Kind::Path, "mirrors, credentials and TLS of registries, as k3s has them")),
-    key("picolet.imageCredentialProviderConfig").flag(&flag("image-credential-provider-config", Kind::Path, "configuration of credential plugins")),
-    key("picolet.imageCredentialProviderBinDir").flag(&flag("image-credential-provider-bin-dir", Kind::Path, "directory of the credential plugins")),
-    key("picolet.imagePullBandwidth").flag(&flag("image-pull-bandwidth", Kind::Size, "bytes per second of all image pulls; 0: no limit")),
-    key("registryPullQPS").range(&Number(0, I32)).default("5").flag(&flag("registry-qps", Kind::Number, "image pulls per second; 0: no limit")),
-    key("registryBurst").range(&Number(0, I32)).default("10").flag(&flag("registry-burst", Kind::Number, "image pulls at once, above that rate")),
-    key("maxParallelImagePulls").range(&Number(1, I32)).flag(&flag("max-parallel-image-pulls", Kind::Number, "images that are pulled at a time")),
-    key("serializeImagePulls").default("true").flag(&flag("serialize-image-pulls", Kind::Switch, "pull one image at a time")),
-    key("picolet.minimumContainerTTLDuration").flag(&flag("minimum-container-ttl-duration", Kind::Time, "a dead container stays at least this long")),
-    key("picolet.maximumDeadContainersPerContainer").flag(&flag("maximum-dead-containers-per-container", Kind::Number, "dead instances kept per container")),
-    key("picolet.maximumDeadContainers").flag(&flag("maximum-dead-containers", Kind::Number, "dead instances kept in all; -1: no limit")),
-    key("featureGates").flag(&flag("feature-gates", Kind::Gates, "features; only MemoryQoS has an effect")),
-    key("logging.verbosity").flag(&flag("v", Kind::Number, "log level: 0 to 1 info, 2 to 4 debug, 5 and more trace")),
+    key("picolet.kubeconfig").flag(&flag("kubeconfig", FlagValueKind::Path, "how to reach the apiserver; without it the node stands alone")),
+    key("picolet.bootstrapKubeconfig").flag(&flag("bootstrap-kubeconfig", FlagValueKind::Path, "how to ask for the first certificate")),
+    key("picolet.certDir").flag(&flag("cert-dir", FlagValueKind::Path, "certificates of the node (default pki in the root directory)")),
+    key("picolet.apiServers").flag(&flag("api-servers", FlagValueKind::List, "more URLs of the same apiserver, tried in turn")),
+    key("rotateCertificates").flag(&flag("rotate-certificates", FlagValueKind::Switch, "ask for a new client certificate before the old one ends")),
+    key("kubeAPIQPS").range(&Number(0, I32)).default("50").flag(&flag("kube-api-qps", FlagValueKind::Number, "requests to the apiserver a second")),
+    key("kubeAPIBurst").range(&Number(0, I32)).default("100").flag(&flag("kube-api-burst", FlagValueKind::Number, "requests to the apiserver at once")),
+    key("eventRecordQPS").range(&Number(0, I32)).default("50").flag(&flag("event-qps", FlagValueKind::Number, "events a second; 0: no limit")),
+    key("eventBurst").range(&Number(0, I32)).default("100").flag(&flag("event-burst", FlagValueKind::Number, "events at once")),
+    key("picolet.metered").flag(&flag("metered", FlagValueKind::Switch, "bytes cost money: ask the apiserver less often")),
+    key("picolet.offlineSecrets").flag(&flag("offline-secrets", FlagValueKind::Text, "disk or memory: where Secrets wait for a start without the apiserver")),
+    key("picolet.rootDir").flag(&flag("root-dir", FlagValueKind::Path, "what survives a reboot: pods, images, volumes")),
+    key("picolet.runDir").flag(&flag("run-dir", FlagValueKind::Path, "what ends with a reboot: sandboxes, containers, locks")),
+    key("staticPodPath").default("/etc/picolet/manifests").flag(&flag("pod-manifest-path", FlagValueKind::Path, "directory or file of static pods")),
+    key("staticPodURL").flag(&flag("manifest-url", FlagValueKind::Text, "URL of manifests of static pods: a Pod or a list of them")),
+    key("staticPodURLHeader").secret().flag(&flag("manifest-url-header", FlagValueKind::Headers, "headers that its server is sent")),
+    key("picolet.manifestURLCA").flag(&flag("manifest-url-ca", FlagValueKind::Path, "CAs of its server (default: those of the system)")),
+    key("httpCheckFrequency").default("20s").flag(&flag("http-check-frequency", FlagValueKind::Time, "time between two looks at the URL")),
+    key("picolet.imageDir").flag(&flag("image-dir", FlagValueKind::Path, "directory of image archives to import and lists (.txt) of images to pull, as they appear")),
+    key("podLogsDir").default("/var/log/pods").flag(&flag("pod-logs-dir", FlagValueKind::Path, "logs of containers, one directory per pod")),
+    key("picolet.containerLogDir").flag(&flag("container-log-dir", FlagValueKind::Path, "links to the logs of containers")),
+    key("picolet.socket").flag(&flag("socket", FlagValueKind::Path, "socket of the local commands")),
+    key("picolet.hostnameOverride").flag(&flag("hostname-override", FlagValueKind::Text, "name of the node instead of the host name")),
+    key("picolet.nodeIP").flag(&flag("node-ip", FlagValueKind::Text, "address of the node, or one of each family")),
+    key("picolet.nodeLabels").flag(&flag("node-labels", FlagValueKind::Map("="), "labels of the node beside the usual ones")),
+    key("registerNode").default("true").flag(&flag("register-node", FlagValueKind::Switch, "create the Node object")),
+    key("registerWithTaints").flag(&flag("register-with-taints", FlagValueKind::Taints, "taints of the Node when the agent creates it")),
+    key("providerID").flag(&flag("provider-id", FlagValueKind::Text, "id of this machine in its cloud")),
+    key("picolet.cloudProvider").flag(&flag("cloud-provider", FlagValueKind::Text, "external: a cloud controller completes the node")),
+    key("enableControllerAttachDetach").default("true").flag(&flag("enable-controller-attach-detach", FlagValueKind::Switch, "the control plane attaches volumes")),
+    key("nodeStatusUpdateFrequency").default("10s").flag(&flag("node-status-update-frequency", FlagValueKind::Time, "time between two looks at the node")),
+    key("nodeStatusMaxImages").range(&Number(-1, I32)).default("50").flag(&flag("node-status-max-images", FlagValueKind::Number, "images named in the status; -1: all")),
+    key("enableServer").default("false").flag(&flag("enable-server", FlagValueKind::Switch, "serve over the network (default: if there is an apiserver; alone, with authorization mode AlwaysAllow and a client CA or anonymous clients)")),
+    key("address").default("0.0.0.0").flag(&flag("address", FlagValueKind::Text, "address where the HTTPS server listens")),
+    key("port").range(&Number(1, 65535)).default("10250").flag(&flag("port", FlagValueKind::Number, "port of the HTTPS server")),
+    key("healthzBindAddress").default("127.0.0.1").flag(&flag("healthz-bind-address", FlagValueKind::Text, "address of /healthz in plain text")),
+    key("healthzPort").range(&Number(0, 65535)).default("10248").flag(&flag("healthz-port", FlagValueKind::Number, "port of /healthz in plain text; 0: off")),
+    key("authentication.x509.clientCAFile").flag(&flag("client-ca-file", FlagValueKind::Path, "CAs of clients of the HTTPS server")),
+    key("authentication.anonymous.enabled").default("false").flag(&flag("anonymous-auth", FlagValueKind::Switch, "accept clients without a credential too; authorization decides what they may do")),
+    key("authentication.webhook.enabled").default("false").flag(&flag("authentication-token-webhook", FlagValueKind::Switch, "the apiserver checks the tokens of clients")),
+    key("authentication.webhook.cacheTTL").default("2m0s").flag(&flag("authentication-token-webhook-cache-ttl", FlagValueKind::Time, "how long its answer counts")),
+    key("authorization.mode").default("Webhook").flag(&flag("authorization-mode", FlagValueKind::Text, "Webhook: the apiserver decides what a client may do; AlwaysAllow: everything")),
+    key("authorization.webhook.cacheAuthorizedTTL").default("5m0s").flag(&flag("authorization-webhook-cache-authorized-ttl", FlagValueKind::Time, "how long a yes of the apiserver counts")),
+    key("authorization.webhook.cacheUnauthorizedTTL").default("30s").flag(&flag("authorization-webhook-cache-unauthorized-ttl", FlagValueKind::Time, "how long a no of the apiserver counts")),
+    key("tlsCertFile").flag(&flag("tls-cert-file", FlagValueKind::Path, "certificate of the HTTPS server (default: one of its own)")),
+    key("tlsPrivateKeyFile").flag(&flag("tls-private-key-file", FlagValueKind::Path, "key of that certificate")),
+    key("tlsCipherSuites").flag(&flag("tls-cipher-suites", FlagValueKind::List, "cipher suites offered for TLS 1.2")),
+    key("tlsMinVersion").flag(&flag("tls-min-version", FlagValueKind::Text, "VersionTLS12 or VersionTLS13")),
+    key("serverTLSBootstrap").flag(&flag("rotate-server-certificates", FlagValueKind::Switch, "ask the apiserver for the certificate of the HTTPS server")),
+    key("enableDebuggingHandlers").default("true").flag(&flag("enable-debugging-handlers", FlagValueKind::Switch, "serve logs, exec, attach and port-forward")),
+    key("readOnlyPort").range(&Number(0, 65535)).flag(&flag("read-only-port", FlagValueKind::Number, "there is no such port in this version")),
+    key("streamingConnectionIdleTimeout").default("4h0m0s").flag(&flag("streaming-connection-idle-timeout", FlagValueKind::Time, "a stream without data ends after this time")),
+    key("maxPods").range(&Number(0, I32)).default("110").flag(&flag("max-pods", FlagValueKind::Number, "most pods on this node")),
+    key("podsPerCore").range(&Number(0, I32)).flag(&flag("pods-per-core", FlagValueKind::Number, "most pods per processor; 0: no such limit")),
+    key("containerRuntimeEndpoint").flag(&flag("container-runtime-endpoint", FlagValueKind::Text, "socket of a runtime that serves CRI, such as unix:///run/containerd/containerd.sock; without it the agent runs containers itself")),
+    key("imageServiceEndpoint").flag(&flag("image-service-endpoint", FlagValueKind::Text, "socket of its images (default: the same)")),
+    key("picolet.useRuntimeEndpoint").flag(&flag("use-runtime-endpoint", FlagValueKind::Switch, "whether these sockets count (default: yes, but not as kubelet)")),
+    key("picolet.ociRuntime").flag(&flag("oci-runtime", FlagValueKind::Text, "OCI runtime: a path, or a name looked up in PATH")),
+    key("picolet.ociRuntimeRoot").flag(&flag("oci-runtime-root", FlagValueKind::Path, "state directory given to the OCI runtime")),
+    key("runtimeRequestTimeout").default("2m0s").flag(&flag("runtime-request-timeout", FlagValueKind::Time, "longest time for a runtime operation")),
+    key("picolet.cniConfDir").flag(&flag("cni-conf-dir", FlagValueKind::Path, "network configurations")),
+    key("picolet.cniBinDir").flag(&flag("cni-bin-dir", FlagValueKind::Path, "network plugins")),
+    key("podCIDR").flag(&flag("pod-cidr", FlagValueKind::Text, "subnet of the built-in network")),
+    key("picolet.builtinNetwork.bridge").flag(&flag("bridge", FlagValueKind::Text, "bridge of the built-in network")),
+    key("resolvConf").default("/etc/resolv.conf").flag(&flag("resolv-conf", FlagValueKind::Path, "resolver file that pods inherit; empty: none")),
+    key("clusterDNS").flag(&flag("cluster-dns", FlagValueKind::List, "name servers of pods with ClusterFirst")),
+    key("clusterDomain").flag(&flag("cluster-domain", FlagValueKind::Text, "domain of the cluster")),
+    key("cgroupRoot").flag(&flag("cgroup-root", FlagValueKind::Text, "cgroup in which kubepods is made")),
+    key("cgroupDriver").default("cgroupfs").flag(&flag("cgroup-driver", FlagValueKind::Text, "who makes cgroups, if a container runtime does not say: cgroupfs or systemd")),
+    key("cgroupsPerQOS").default("true").flag(&flag("cgroups-per-qos", FlagValueKind::Switch, "one cgroup per pod and quality of service")),
+    key("cpuCFSQuota").default("true").flag(&flag("cpu-cfs-quota", FlagValueKind::Switch, "enforce cpu limits")),
+    key("cpuCFSQuotaPeriod").range(&Time(Duration::from_millis(1), Duration::from_secs(1))).default("100ms").flag(&flag("cpu-cfs-quota-period", FlagValueKind::Time, "period of cpu limits")),
+    key("podPidsLimit").range(&Number(-1, i64::MAX)).default("-1").flag(&flag("pod-max-pids", FlagValueKind::Number, "most processes per pod; -1: the host's limit")),
+    key("picolet.podWriteLimit").flag(&flag("pod-write-limit", FlagValueKind::Size, "bytes per second that a pod may write to the disk of the root directory (cgroup v2)")),
+    key("maxOpenFiles").range(&Number(0, i64::MAX)).default("1000000").flag(&flag("max-open-files", FlagValueKind::Number, "most files that the agent has open")),
+    key("oomScoreAdj").range(&Number(-1000, 1000)).default("-999").flag(&flag("oom-score-adj", FlagValueKind::Number, "OOM score adjustment of the agent itself")),
+    key("enforceNodeAllocatable").default(r#"["pods"]"#).flag(&flag("enforce-node-allocatable", FlagValueKind::List, "none, or what is limited: pods, system-reserved, kube-reserved")),
+    key("reservedSystemCPUs").flag(&flag("reserved-cpus", FlagValueKind::Text, "processors for system and agent, such as 0-1,3")),
+    key("localStorageCapacityIsolation").default("true").flag(&flag("local-storage-capacity-isolation", FlagValueKind::Switch, "the node offers ephemeral-storage")),
+    key("systemReserved").flag(&flag("system-reserved", FlagValueKind::Map("="), "resources for the system, not for pods")),
+    key("kubeReserved").flag(&flag("kube-reserved", FlagValueKind::Map("="), "resources for the agent, not for pods")),
+    key("systemReservedCgroup").flag(&flag("system-reserved-cgroup", FlagValueKind::Text, "control group of the system, to be limited to what is reserved")),
+    key("kubeReservedCgroup").flag(&flag("kube-reserved-cgroup", FlagValueKind::Text, "control group of the agent, to be limited to what is reserved")),
+    key("picolet.profile").flag(&flag("profile", FlagValueKind::Text, "board: what is kept free suits a machine of 256 MiB to 1 GiB")),
+    key("evictionHard").default(r#"{"imagefs.available":"15%","imagefs.inodesFree":"5%","memory.available":"100Mi","nodefs.available":"10%","nodefs.inodesFree":"5%"}"#).flag(&flag("eviction-hard", FlagValueKind::Map("<"), "resources that are kept free, not for pods")),
+    key("evictionSoft").flag(&flag("eviction-soft", FlagValueKind::Map("<"), "resources that may be short for some time")),
+    key("evictionSoftGracePeriod").flag(&flag("eviction-soft-grace-period", FlagValueKind::Map("="), "how long a soft threshold may be met")),
+    key("evictionMinimumReclaim").flag(&flag("eviction-minimum-reclaim", FlagValueKind::Map("="), "how much more than the shortage is freed")),
+    key("evictionMaxPodGracePeriod").range(&Number(0, I32)).flag(&flag("eviction-max-pod-grace-period", FlagValueKind::Number, "most seconds that a pod has when something was short for too long")),
+    key("evictionPressureTransitionPeriod").default("5m0s").flag(&flag("eviction-pressure-transition-period", FlagValueKind::Time, "the node is said to be short for so long afterwards")),
+    key("picolet.evictStaticPods").flag(&flag("evict-static-pods", FlagValueKind::Switch, "static pods may be evicted too, but for those of a system priority")),
+    key("seccompDefault").default("false").flag(&flag("seccomp-default", FlagValueKind::Switch, "RuntimeDefault for containers that name no profile")),
+    key("allowedUnsafeSysctls").flag(&flag("allowed-unsafe-sysctls", FlagValueKind::List, "sysctls or patterns (prefix*) pods may set")),
+    key("failSwapOn").default("false").flag(&flag("fail-swap-on", FlagValueKind::Switch, "refuse to start while swap is on")),
+    key("failCgroupV1").default("false").flag(&flag("fail-cgroupv1", FlagValueKind::Switch, "refuse to start on cgroup v1")),
+    key("protectKernelDefaults").flag(&flag("protect-kernel-defaults", FlagValueKind::Switch, "refuse to start with other kernel settings, and do not change them")),
+    key("runOnce").flag(&flag("runonce", FlagValueKind::Switch, "there is no such mode in this version")),
+    key("volumeStatsAggPeriod").default("1m0s").flag(&flag("volume-stats-agg-period", FlagValueKind::Time, "time between two counts of what volumes use")),
+    key("syncFrequency").default("1m0s").flag(&flag("sync-frequency", FlagValueKind::Time, "longest time between two syncs of a pod")),
+    key("fileCheckFrequency").default("20s").flag(&flag("file-check-frequency", FlagValueKind::Time, "time between two reads of the manifests")),
+    key("picolet.doorbells").flag(&flag("doorbells", FlagValueKind::Switch, "react to notifications too, not only poll")),
+    key("containerLogMaxSize").default("10Mi").flag(&flag("container-log-max-size", FlagValueKind::Size, "size at which a log is rotated")),
+    key("containerLogMaxFiles").range(&Number(2, I32)).default("5").flag(&flag("container-log-max-files", FlagValueKind::Number, "files per log, the current one included")),
+    key("picolet.maxLogBytes").flag(&flag("max-log-bytes", FlagValueKind::Size, "what all logs may have together; the largest one loses its oldest files")),
+    key("picolet.logMemory").flag(&flag("log-memory", FlagValueKind::Size, "what all logs may have in memory before they are written to the disk (default: nothing)")),
+    key("imageGCHighThresholdPercent").range(&Number(0, 100)).default("85").flag(&flag("image-gc-high-threshold", FlagValueKind::Number, "disk use in percent at which unused images are removed")),
+    key("imageGCLowThresholdPercent").range(&Number(0, 100)).default("80").flag(&flag("image-gc-low-threshold", FlagValueKind::Number, "disk use in percent at which the removal stops")),
+    key("imageMinimumGCAge").default("2m0s").flag(&flag("minimum-image-ttl-duration", FlagValueKind::Time, "an unused image stays at least this long")),
+    key("picolet.registriesFile").flag(&flag("private-registry", FlagValueKind::Path, "mirrors, credentials and TLS of registries, as k3s has them")),
+    key("picolet.imageCredentialProviderConfig").flag(&flag("image-credential-provider-config", FlagValueKind::Path, "configuration of credential plugins")),
+    key("picolet.imageCredentialProviderBinDir").flag(&flag("image-credential-provider-bin-dir", FlagValueKind::Path, "directory of the credential plugins")),
+    key("picolet.imagePullBandwidth").flag(&flag("image-pull-bandwidth", FlagValueKind::Size, "bytes per second of all image pulls; 0: no limit")),
+    key("registryPullQPS").range(&Number(0, I32)).default("5").flag(&flag("registry-qps", FlagValueKind::Number, "image pulls per second; 0: no limit")),
+    key("registryBurst").range(&Number(0, I32)).default("10").flag(&flag("registry-burst", FlagValueKind::Number, "image pulls at once, above that rate")),
+    key("maxParallelImagePulls").range(&Number(1, I32)).flag(&flag("max-parallel-image-pulls", FlagValueKind::Number, "images that are pulled at a time")),
+    key("serializeImagePulls").default("true").flag(&flag("serialize-image-pulls", FlagValueKind::Switch, "pull one image at a time")),
+    key("picolet.minimumContainerTTLDuration").flag(&flag("minimum-container-ttl-duration", FlagValueKind::Time, "a dead container stays at least this long")),
+    key("picolet.maximumDeadContainersPerContainer").flag(&flag("maximum-dead-containers-per-container", FlagValueKind::Number, "dead instances kept per container")),
+    key("picolet.maximumDeadContainers").flag(&flag("maximum-dead-containers", FlagValueKind::Number, "dead instances kept in all; -1: no limit")),
+    key("featureGates").flag(&flag("feature-gates", FlagValueKind::Gates, "features; only MemoryQoS has an effect")),
+    key("logging.verbosity").flag(&flag("v", FlagValueKind::Number, "log level: 0 to 1 info, 2 to 4 debug, 5 and more trace")),
 
     key("configMapAndSecretChangeDetectionStrategy").default("Cache"),
     key("containerLogMaxWorkers").range(&Number(1, I32)).default("1"),
@@ -264,7 +268,7 @@ const PLAIN: &[&str] = &[
 ];
 
 /// Place of a field in the tables.
-pub(super) enum Known {
+pub(super) enum KeyPlace {
     /// Known field; fields below it are not checked.
     Leaf,
     /// Known field with known fields below it.
@@ -273,19 +277,19 @@ pub(super) enum Known {
 }
 
 /// Finds a field by its dotted path without indices.
-pub(super) fn known(pattern: &str) -> Known {
+pub(super) fn known(pattern: &str) -> KeyPlace {
     let is_above = |name: &str| {
         let rest = name.strip_prefix(pattern);
         rest.is_some_and(|rest| rest.starts_with('.'))
     };
     if PLAIN.contains(&pattern) {
-        Known::Leaf
+        KeyPlace::Leaf
     } else if names().any(is_above) {
-        Known::Branch
+        KeyPlace::Branch
     } else if all().any(|key| key.name == pattern) {
-        Known::Leaf
+        KeyPlace::Leaf
     } else {
-        Known::No
+        KeyPlace::No
     }
 }
 
@@ -306,7 +310,7 @@ pub(crate) fn secrets() -> impl Iterator<Item = &'static str> {
 }
 
 /// Checks that the values of a document are in their ranges. Values of the wrong kind have been refused before.
-pub(super) fn check_ranges(document: &Value) -> Result<(), Invalid> {
+pub(super) fn check_ranges(document: &Value) -> Result<(), InvalidField> {
     for key in all() {
         let names = key.name.split('.');
         let value = names.fold(document, |value, name| &value[name]);

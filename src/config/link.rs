@@ -1,10 +1,10 @@
 //! Limits and cost of the link (METER).
 
-use super::checks::{Invalid, invalid};
-use super::file::{Link, Own};
+use super::checks::{InvalidField, invalid};
+use super::file::{LinkSection, PicoletSection};
 use super::values::LinkConfig;
 use crate::api::Quantity;
-use crate::logic::link_budget::{self, Window};
+use crate::logic::link_budget::{self, DailyWindow};
 use crate::logic::link_cost::{self, MAX_INTERFACES, wrong_name};
 
 const DAILY: &str = "picolet.link.dailyBytes";
@@ -13,7 +13,7 @@ const STREAM: &str = "picolet.link.streamBytes";
 const WINDOW: &str = "picolet.link.pullWindow";
 
 /// Resolves the fields of [`LinkConfig`].
-pub(super) fn resolve(own: &Own) -> Result<LinkConfig, Invalid> {
+pub(super) fn resolve(own: &PicoletSection) -> Result<LinkConfig, InvalidField> {
     let link = &own.link;
     let interfaces = link.metered_interfaces.clone();
     if interfaces.len() > MAX_INTERFACES {
@@ -28,7 +28,7 @@ pub(super) fn resolve(own: &Own) -> Result<LinkConfig, Invalid> {
     let stream_bytes = stream_bytes.map(|bytes| more_than_none(STREAM, bytes));
     Ok(LinkConfig {
         budget: budget(link)?,
-        cost: link_cost::Settings {
+        cost: link_cost::LinkSettings {
             always: own.metered.unwrap_or(false),
             interfaces,
             stream_bytes: stream_bytes.transpose()?,
@@ -37,7 +37,7 @@ pub(super) fn resolve(own: &Own) -> Result<LinkConfig, Invalid> {
 }
 
 /// Reads how much may go over the link in a day; `None`: no limit.
-fn budget(link: &Link) -> Result<Option<link_budget::Settings>, Invalid> {
+fn budget(link: &LinkSection) -> Result<Option<link_budget::LinkBudgetSettings>, InvalidField> {
     let text = link.pull_window.as_deref().filter(|text| !text.is_empty());
     let Some(bytes) = &link.daily_bytes else {
         return match text {
@@ -46,7 +46,7 @@ fn budget(link: &Link) -> Result<Option<link_budget::Settings>, Invalid> {
         };
     };
     let daily_bytes = more_than_none(DAILY, bytes)?;
-    let pull_window = match text.map(|text| (text, Window::parse(text))) {
+    let pull_window = match text.map(|text| (text, DailyWindow::parse(text))) {
         None => None,
         Some((_, Some(parsed))) => Some(parsed),
         Some((text, None)) => {
@@ -56,13 +56,13 @@ fn budget(link: &Link) -> Result<Option<link_budget::Settings>, Invalid> {
             );
         }
     };
-    Ok(Some(link_budget::Settings {
+    Ok(Some(link_budget::LinkBudgetSettings {
         daily_bytes,
         pull_window,
     }))
 }
 
-fn more_than_none(field: &str, bytes: &Quantity) -> Result<u64, Invalid> {
+fn more_than_none(field: &str, bytes: &Quantity) -> Result<u64, InvalidField> {
     match u64::try_from(bytes.value()) {
         Ok(bytes) if bytes > 0 => Ok(bytes),
         _ => invalid(field, format!("is {bytes}, must be more than 0")),

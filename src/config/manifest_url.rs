@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-use super::checks::{Invalid, absolute, invalid, unset_if_zero};
-use super::file::Fields;
+use super::checks::{InvalidField, absolute, invalid, unset_if_zero};
+use super::file::KubeletConfiguration;
 use super::values::ManifestUrlConfig;
 use crate::net::Url;
 
@@ -16,7 +16,9 @@ const MAX_HEADERS: usize = 32;
 const MAX_HEADER_BYTES: usize = 8 * 1024;
 
 /// Resolves the fields of [`ManifestUrlConfig`], if there is a URL.
-pub(super) fn resolve(fields: &Fields) -> Result<Option<ManifestUrlConfig>, Invalid> {
+pub(super) fn resolve(
+    fields: &KubeletConfiguration,
+) -> Result<Option<ManifestUrlConfig>, InvalidField> {
     let Some(text) = fields.static_pod_url.as_deref().filter(|u| !u.is_empty()) else {
         return Ok(None);
     };

@@ -8,7 +8,7 @@
 //! - `gates`: names of feature gates.
 //! - [`join`]: the file of a machine that joins a cluster.
 //! - `adapt`: settings of a kubelet that this agent fulfils in its own way.
-//! - [`Config`]: the result: defaults < file < drop-ins < flags (CONF-03), every limit with its unit.
+//! - [`AgentConfig`]: the result: defaults < file < drop-ins < flags (CONF-03), every limit with its unit.
 //!
 //! Defaults are a kubelet's, with these exceptions, each made because the agent must start on a board as it comes:
 //!
@@ -46,14 +46,14 @@ mod without_effect;
 
 use crate::api::cri::CgroupDriver;
 
-pub(crate) use checks::Invalid;
+pub(crate) use checks::InvalidField;
 pub use cluster::K3S_PASSWORD_FILE;
 pub(crate) use keys::{TableKey, key};
 pub use values::{
-    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
-    EvictionConfig, GarbageConfig, ImageConfig, LinkConfig, LogConfig, MemoryQosConfig,
-    NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig,
-    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig,
+    AgentConfig, AgentDirs, CgroupConfig, ClusterConfig, DEFAULT_BRIDGE, DEFAULT_SUBNET,
+    EvictionConfig, GarbageConfig, ImageConfig, Ipv4Subnet, LinkConfig, LogConfig, MemoryQosConfig,
+    NodeConfig, OfflineSecrets, PodNetworkConfig, ReservedGroup, ReservedResources, RuntimeConfig,
+    RuntimeEndpoints, ServerConfig, ServingCertificateSource, SwapBehavior, TimeConfig,
 };
 
 /// Version that is reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
@@ -65,16 +65,16 @@ pub const DEFAULT_CONFIG_FILE: &str = "/etc/picolet/config.yaml";
 
 /// Facts about the machine, read once by the caller.
 #[derive(Clone, Debug, Default)]
-pub struct Host {
+pub struct HostIdentity {
     /// Host name; used unless overridden (CONF-16).
     pub hostname: String,
 }
 
 /// A configuration, its files and its warnings.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The checked configuration.
-    pub config: Config,
+    pub config: AgentConfig,
     /// The file that was read, if any.
     pub file: Option<PathBuf>,
     /// The directory of drop-ins that was read, if any.
@@ -117,11 +117,18 @@ pub enum ConfigError {
 /// Reads the file, lays drop-ins and then the flags over it and checks the whole.
 ///
 /// Blocks on reading a few small files; meant for the start of the program.
-pub fn load(flags: flags::Flags, host: &Host) -> Result<Loaded, ConfigError> {
+pub fn load(
+    flags: flags::CommandLineFlags,
+    host: &HostIdentity,
+) -> Result<LoadedConfig, ConfigError> {
     load_from(flags, host, Path::new(DEFAULT_CONFIG_FILE))
 }
 
-fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Loaded, ConfigError> {
+fn load_from(
+    flags: flags::CommandLineFlags,
+    host: &HostIdentity,
+    default_file: &Path,
+) -> Result<LoadedConfig, ConfigError> {
     let named = flags.config.is_some();
     let path = flags.config.unwrap_or_else(|| default_file.into());
     let (file, mut document) = match read_bounded(&path) {
@@ -134,7 +141,7 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
             (Some(path), document)
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound && !named => {
-            (None, file::Document::default())
+            (None, file::ConfigDocument::default())
         }
         Err(source) => return Err(ConfigError::Read { path, source }),
     };
@@ -156,12 +163,12 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
     let from = file
         .as_ref()
         .map_or_else(|| "command line".into(), |p| p.display().to_string());
-    let fields: file::Fields =
+    let fields: file::KubeletConfiguration =
         decode::typed(&document.value).map_err(|source| ConfigError::Decode {
             path: from.clone(),
             source,
         })?;
-    let file::Document {
+    let file::ConfigDocument {
         value,
         mut warnings,
     } = document;
@@ -171,7 +178,7 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
         field: e.field,
         message: e.message,
     })?;
-    Ok(Loaded {
+    Ok(LoadedConfig {
         config,
         file,
         drop_ins,
@@ -179,7 +186,7 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
     })
 }
 
-impl Config {
+impl AgentConfig {
     /// Takes the cgroup driver that the runtime names, whatever was configured (CONF-18).
     pub fn use_cgroup_driver(&mut self, driver: CgroupDriver) {
         if driver == self.cgroup.tree.driver {
@@ -194,9 +201,9 @@ impl Config {
 /// Makes the configuration without file and flags.
 ///
 /// Errors: the host's name cannot be a node's.
-pub fn defaults(host: &Host) -> Result<Config, ConfigError> {
+pub fn defaults(host: &HostIdentity) -> Result<AgentConfig, ConfigError> {
     let none = Path::new("");
-    load_from(flags::Flags::default(), host, none).map(|loaded| loaded.config)
+    load_from(flags::CommandLineFlags::default(), host, none).map(|loaded| loaded.config)
 }
 
 /// Reads at most one byte more than a document may have: the decoder then says that it is too large.

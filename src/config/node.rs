@@ -3,9 +3,9 @@
 use core::time::Duration;
 use std::net::IpAddr;
 
-use super::Host;
-use super::checks::{Invalid, count, invalid, unset_if_zero};
-use super::file::Fields;
+use super::HostIdentity;
+use super::checks::{InvalidField, count, invalid, unset_if_zero};
+use super::file::KubeletConfiguration;
 use super::values::NodeConfig;
 use crate::api::{names, node::Taint};
 
@@ -34,7 +34,7 @@ const OWN_LABELS: [&str; 11] = [
 const OWN_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
 /// Resolves the fields of [`NodeConfig`].
-pub(super) fn resolve(fields: &Fields) -> Result<NodeConfig, Invalid> {
+pub(super) fn resolve(fields: &KubeletConfiguration) -> Result<NodeConfig, InvalidField> {
     let own = &fields.picolet;
     for (key, value) in &own.node_labels {
         let field = format!("picolet.nodeLabels[{key}]");
@@ -99,7 +99,7 @@ pub(super) fn resolve(fields: &Fields) -> Result<NodeConfig, Invalid> {
 const MAX_VERSION_BYTES: usize = 63;
 
 /// Reads the version told to the cluster, which Kubernetes has to be able to parse (KADM-01, KADM-13).
-fn version(text: Option<&str>) -> Result<String, Invalid> {
+fn version(text: Option<&str>) -> Result<String, InvalidField> {
     let text = match text {
         None | Some("") => return Ok(super::KUBELET_VERSION.into()),
         Some(text) => text,
@@ -140,7 +140,7 @@ fn may_label(key: &str) -> bool {
 }
 
 /// Checks the taints (CONF-11).
-fn taints(taints: &[Taint]) -> Result<(), Invalid> {
+fn taints(taints: &[Taint]) -> Result<(), InvalidField> {
     for (n, taint) in taints.iter().enumerate() {
         let field = |name: &str| format!("registerWithTaints[{n}]{name}");
         let Taint {
@@ -173,7 +173,7 @@ fn taints(taints: &[Taint]) -> Result<(), Invalid> {
 }
 
 /// Finds the node's name: the override or the host's name, trimmed and lower case (CONF-16).
-pub(super) fn name(over: Option<&str>, host: &Host) -> Result<String, Invalid> {
+pub(super) fn name(over: Option<&str>, host: &HostIdentity) -> Result<String, InvalidField> {
     let name = over.filter(|n| !n.is_empty()).unwrap_or(&host.hostname);
     let name = name.trim().to_lowercase();
     if name.is_empty() {
@@ -195,7 +195,7 @@ pub(super) fn name(over: Option<&str>, host: &Host) -> Result<String, Invalid> {
 }
 
 /// Reads one address, or one of each family (CONF-17). Entries that do not parse are ignored, as a kubelet does.
-pub(super) fn ips(text: &str) -> Result<Vec<IpAddr>, Invalid> {
+pub(super) fn ips(text: &str) -> Result<Vec<IpAddr>, InvalidField> {
     let ips: Vec<IpAddr> = text
         .split(',')
         .filter_map(|part| part.trim().parse().ok())

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::Host;
-use super::checks::{Invalid, absolute, count, invalid, kept, unset_if_zero};
-use super::file::{Fields, Own};
+use super::HostIdentity;
+use super::checks::{InvalidField, absolute, count, invalid, kept, unset_if_zero};
+use super::file::{KubeletConfiguration, PicoletSection};
 use super::values::{
-    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
-    LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig, Subnet,
-    SwapBehavior, TimeConfig,
+    AgentConfig, AgentDirs, CgroupConfig, DEFAULT_BRIDGE, DEFAULT_SUBNET, GarbageConfig,
+    ImageConfig, Ipv4Subnet, LogConfig, MemoryQosConfig, PodNetworkConfig, ReservedGroup,
+    ReservedResources, RuntimeConfig, SwapBehavior, TimeConfig,
 };
 use super::{
     cluster, configz, endpoints, eviction, gates, keys, link, manifest_url, node, server,
@@ -21,8 +21,8 @@ use super::{
 };
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
-use crate::image::Reference;
-use crate::logic::{cgroup::CgroupTree, image_access::Verification, pod_writes, shutdown};
+use crate::image::ImageReference;
+use crate::logic::{cgroup::CgroupTree, image_access::VerificationPolicy, pod_writes, shutdown};
 use crate::parts;
 
 /// Most OCI runtimes beside the default one.
@@ -35,12 +35,12 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Applies defaults and checks every rule. `from_file` says whether a document was loaded: only then has
 /// `evictionHard` a default (CONF-10). Adds a warning for each setting without effect.
 pub(super) fn resolve(
-    fields: Fields,
+    fields: KubeletConfiguration,
     mut document: Value,
     from_file: bool,
-    host: &Host,
+    host: &HostIdentity,
     warnings: &mut Vec<String>,
-) -> Result<Config, Invalid> {
+) -> Result<AgentConfig, InvalidField> {
     keys::check_ranges(&document)?;
     check_ids_per_pod(&document)?;
     refuse(&fields)?;
@@ -53,7 +53,7 @@ pub(super) fn resolve(
     )?;
     let run = absolute("picolet.runDir", own.run_dir.as_deref(), "/run/picolet")?;
     let under = |dir: &Path, name: &str| dir.join(name).to_string_lossy().into_owned();
-    let dirs = Dirs {
+    let dirs = AgentDirs {
         manifests: match fields.static_pod_path.as_deref() {
             Some("") => None,
             path => Some(absolute("staticPodPath", path, "/etc/picolet/manifests")?),
@@ -83,7 +83,7 @@ pub(super) fn resolve(
     let cluster = cluster::resolve(&fields, &dirs.root)?;
     let manifest_url = manifest_url::resolve(&fields)?;
     let server = server::resolve(&fields, cluster.is_member(), node.port)?;
-    let mut config = Config {
+    let mut config = AgentConfig {
         parts: Vec::new(),
         link: link::resolve(own)?,
         server,
@@ -131,7 +131,7 @@ pub(super) fn resolve(
 }
 
 /// Reads the other OCI runtimes, by handler.
-fn handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Invalid> {
+fn handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, InvalidField> {
     let field = "picolet.handlers";
     if all.len() > MAX_HANDLERS {
         return invalid(
@@ -160,7 +160,7 @@ fn handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, 
 }
 
 /// Checks the number of ids of a user namespace, which is no range.
-fn check_ids_per_pod(document: &Value) -> Result<(), Invalid> {
+fn check_ids_per_pod(document: &Value) -> Result<(), InvalidField> {
     let ids = &document["userNamespaces"]["idsPerPod"];
     if !ids.is_null() && !ids.as_i64().is_some_and(|n| n >= 65536 && n % 65536 == 0) {
         return invalid(
@@ -172,7 +172,7 @@ fn check_ids_per_pod(document: &Value) -> Result<(), Invalid> {
 }
 
 /// Refuses settings that a kubelet has and this version has not: to do something else in silence would be worse.
-fn refuse(fields: &Fields) -> Result<(), Invalid> {
+fn refuse(fields: &KubeletConfiguration) -> Result<(), InvalidField> {
     if fields.run_once == Some(true) {
         return invalid("runOnce", "must be false");
     }
@@ -186,7 +186,7 @@ fn refuse(fields: &Fields) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn times(fields: &Fields) -> TimeConfig {
+fn times(fields: &KubeletConfiguration) -> TimeConfig {
     let backoff = kept(
         fields.crash_loop_back_off.max_container_restart_period,
         300 * SECOND,
@@ -202,7 +202,7 @@ fn times(fields: &Fields) -> TimeConfig {
 }
 
 /// Reads the groups of pods that end one after the other with the machine (CONF-12, SHUT-01).
-fn shutdown(fields: &Fields) -> Result<Vec<shutdown::Group>, Invalid> {
+fn shutdown(fields: &KubeletConfiguration) -> Result<Vec<shutdown::PriorityGroup>, InvalidField> {
     let grace = kept(fields.shutdown_grace_period, Duration::ZERO);
     let critical = kept(fields.shutdown_grace_period_critical_pods, Duration::ZERO);
     for (field, time) in [
@@ -240,7 +240,7 @@ fn shutdown(fields: &Fields) -> Result<Vec<shutdown::Group>, Invalid> {
             let why = "must be a number of seconds, 0 or more";
             return invalid(&format!("{field}[{n}].shutdownGracePeriodSeconds"), why);
         };
-        groups.push(shutdown::Group {
+        groups.push(shutdown::PriorityGroup {
             priority: item.priority,
             seconds,
         });
@@ -249,7 +249,7 @@ fn shutdown(fields: &Fields) -> Result<Vec<shutdown::Group>, Invalid> {
 }
 
 /// Reads the cgroup driver. `adapt` has left `systemd` only where a CRI runtime is configured.
-fn driver(fields: &Fields) -> Result<CgroupDriver, Invalid> {
+fn driver(fields: &KubeletConfiguration) -> Result<CgroupDriver, InvalidField> {
     match fields.cgroup_driver.as_deref() {
         None | Some("" | "cgroupfs") => Ok(CgroupDriver::Cgroupfs),
         Some("systemd") => Ok(CgroupDriver::Systemd),
@@ -260,7 +260,7 @@ fn driver(fields: &Fields) -> Result<CgroupDriver, Invalid> {
     }
 }
 
-fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
+fn cgroup(fields: &KubeletConfiguration) -> Result<CgroupConfig, InvalidField> {
     let root = match fields.cgroup_root.as_deref() {
         None | Some("") => "/",
         Some(path) => path,
@@ -311,7 +311,10 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
 }
 
 /// Reads a pod's limit of writes, bytes a second, which its cgroup holds (WEAR-07).
-fn pod_write_limit(fields: &Fields, per_qos: bool) -> Result<Option<u64>, Invalid> {
+fn pod_write_limit(
+    fields: &KubeletConfiguration,
+    per_qos: bool,
+) -> Result<Option<u64>, InvalidField> {
     let field = "picolet.podWriteLimit";
     let Some(limit) = &fields.picolet.pod_write_limit else {
         return Ok(None);
@@ -327,9 +330,9 @@ fn pod_write_limit(fields: &Fields, per_qos: bool) -> Result<Option<u64>, Invali
 
 /// Reads the settings of `MemoryQoS`, which is off unless its gate is named (CG-16).
 fn memory_qos(
-    fields: &Fields,
+    fields: &KubeletConfiguration,
     throttling_permille: u32,
-) -> Result<Option<MemoryQosConfig>, Invalid> {
+) -> Result<Option<MemoryQosConfig>, InvalidField> {
     let is_on = fields.feature_gates.get(gates::MEMORY_QOS) == Some(&true);
     let field = "memoryReservationPolicy";
     let reserves = match fields.memory_reservation_policy.as_deref() {
@@ -351,7 +354,10 @@ fn memory_qos(
 }
 
 /// Reads the limits to hold: true if all pods together are limited, and the limited groups of the operator (CONF-12).
-fn enforce(fields: &Fields, per_qos: bool) -> Result<(bool, Vec<ReservedGroup>), Invalid> {
+fn enforce(
+    fields: &KubeletConfiguration,
+    per_qos: bool,
+) -> Result<(bool, Vec<ReservedGroup>), InvalidField> {
     let field = "enforceNodeAllocatable";
     let tiers = fields.enforce_node_allocatable.clone();
     let tiers = tiers.unwrap_or_else(|| vec!["pods".into()]);
@@ -409,7 +415,7 @@ fn is_clean(path: &str) -> bool {
         || rest.is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))
 }
 
-fn reserved(fields: &Fields) -> Result<Reserved, Invalid> {
+fn reserved(fields: &KubeletConfiguration) -> Result<ReservedResources, InvalidField> {
     for (field, map) in [
         ("systemReserved", &fields.system_reserved),
         ("kubeReserved", &fields.kube_reserved),
@@ -443,7 +449,7 @@ fn reserved(fields: &Fields) -> Result<Reserved, Invalid> {
         let cpus = Quantity::parse(&cpus.to_string()).expect("a number is a quantity");
         system.insert("cpu".into(), cpus);
     }
-    Ok(Reserved {
+    Ok(ReservedResources {
         system,
         kube,
         local_storage: fields.local_storage_capacity_isolation.unwrap_or(true),
@@ -477,7 +483,7 @@ fn cpu_list(text: &str) -> Option<usize> {
     Some(cpus.len())
 }
 
-fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
+fn logs(fields: &KubeletConfiguration) -> Result<LogConfig, InvalidField> {
     let size = fields
         .container_log_max_size
         .as_ref()
@@ -514,7 +520,7 @@ fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
 }
 
 /// Reads the limit of logs in memory, bytes (WEAR-05).
-fn log_memory(own: &Own) -> Result<Option<u64>, Invalid> {
+fn log_memory(own: &PicoletSection) -> Result<Option<u64>, InvalidField> {
     /// Least limit: a hundred shims have a few pages each.
     const MIN_BYTES: u64 = 1 << 20;
     let bytes = own.log_memory.as_ref();
@@ -527,7 +533,7 @@ fn log_memory(own: &Own) -> Result<Option<u64>, Invalid> {
     }
 }
 
-fn images(fields: &Fields) -> Result<ImageConfig, Invalid> {
+fn images(fields: &KubeletConfiguration) -> Result<ImageConfig, InvalidField> {
     let own = &fields.picolet;
     let percent = |n: Option<i64>, default| n.and_then(|n| u8::try_from(n).ok()).unwrap_or(default);
     let high = percent(fields.image_gc_high_threshold_percent, 85);
@@ -591,22 +597,22 @@ fn images(fields: &Fields) -> Result<ImageConfig, Invalid> {
     })
 }
 
-fn verification(fields: &Fields) -> Result<Verification, Invalid> {
+fn verification(fields: &KubeletConfiguration) -> Result<VerificationPolicy, InvalidField> {
     let policy_field = "imagePullCredentialsVerificationPolicy";
     let list_field = "preloadedImagesVerificationAllowlist";
     let list = &fields.preloaded_images_verification_allowlist;
     let policy = fields.image_pull_credentials_verification_policy.as_deref();
     let policy = match policy.unwrap_or_default() {
-        "NeverVerify" => Verification::Never,
-        "" | "NeverVerifyPreloadedImages" => Verification::NotPreloaded,
+        "NeverVerify" => VerificationPolicy::Never,
+        "" | "NeverVerifyPreloadedImages" => VerificationPolicy::NotPreloaded,
         "NeverVerifyAllowlistedImages" => {
             let patterns = list.iter().enumerate();
             let patterns =
                 patterns.map(|(n, one)| allowed_images(&format!("{list_field}[{n}]"), one));
-            let patterns: Result<_, Invalid> = patterns.collect();
-            return patterns.map(Verification::NotAllowed);
+            let patterns: Result<_, InvalidField> = patterns.collect();
+            return patterns.map(VerificationPolicy::NotAllowed);
         }
-        "AlwaysVerify" => Verification::Always,
+        "AlwaysVerify" => VerificationPolicy::Always,
         other => {
             return invalid(
                 policy_field,
@@ -624,10 +630,10 @@ fn verification(fields: &Fields) -> Result<Verification, Invalid> {
     Ok(policy)
 }
 
-/// A pattern of the list, as [`Verification::NotAllowed`] has it.
+/// A pattern of the list, as [`VerificationPolicy::NotAllowed`] has it.
 ///
 /// - Source: kubelet `pkg/kubelet/images/pullmanager/image_pull_policies.go`, `getAllowlistImagePattern`.
-fn allowed_images(field: &str, pattern: &str) -> Result<String, Invalid> {
+fn allowed_images(field: &str, pattern: &str) -> Result<String, InvalidField> {
     let wrong = |why: &str| invalid(field, format!("is {pattern:?}, {why}"));
     if pattern.trim() != pattern {
         return wrong("must not begin or end with a space");
@@ -645,7 +651,7 @@ fn allowed_images(field: &str, pattern: &str) -> Result<String, Invalid> {
         true => format!("{name}/x/x"),
         false => name.to_owned(),
     };
-    let parsed = match Reference::parse(&probe) {
+    let parsed = match ImageReference::parse(&probe) {
         Ok(parsed) => parsed,
         Err(e) => return invalid(field, e.to_string()),
     };
@@ -662,7 +668,7 @@ fn allowed_images(field: &str, pattern: &str) -> Result<String, Invalid> {
     })
 }
 
-fn bytes_per_second(rate: &Quantity) -> Result<u64, Invalid> {
+fn bytes_per_second(rate: &Quantity) -> Result<u64, InvalidField> {
     let field = "picolet.imagePullBandwidth";
     match u64::try_from(rate.value()) {
         Ok(rate) => Ok(rate),
@@ -670,7 +676,7 @@ fn bytes_per_second(rate: &Quantity) -> Result<u64, Invalid> {
     }
 }
 
-fn credential_providers(own: &Own) -> Result<Option<(PathBuf, PathBuf)>, Invalid> {
+fn credential_providers(own: &PicoletSection) -> Result<Option<(PathBuf, PathBuf)>, InvalidField> {
     let (config, dir) = (
         "picolet.imageCredentialProviderConfig",
         "picolet.imageCredentialProviderBinDir",
@@ -690,7 +696,7 @@ fn credential_providers(own: &Own) -> Result<Option<(PathBuf, PathBuf)>, Invalid
     }
 }
 
-fn garbage(fields: &Fields) -> GarbageConfig {
+fn garbage(fields: &KubeletConfiguration) -> GarbageConfig {
     let own = &fields.picolet;
     // Negative means no limit.
     let limit = |n: i64| u32::try_from(n).ok();
@@ -701,7 +707,7 @@ fn garbage(fields: &Fields) -> GarbageConfig {
     }
 }
 
-fn network(fields: &Fields) -> Result<NetworkConfig, Invalid> {
+fn network(fields: &KubeletConfiguration) -> Result<PodNetworkConfig, InvalidField> {
     let own = &fields.picolet;
     let mut cluster_dns = Vec::new();
     for (n, text) in fields.cluster_dns.iter().enumerate() {
@@ -754,7 +760,7 @@ fn network(fields: &Fields) -> Result<NetworkConfig, Invalid> {
             format!("is {bridge:?}, must be an interface name of 1 to 15 characters"),
         );
     }
-    Ok(NetworkConfig {
+    Ok(PodNetworkConfig {
         cni_conf: absolute(
             "picolet.cniConfDir",
             own.cni_conf_dir.as_deref(),
@@ -777,7 +783,7 @@ fn network(fields: &Fields) -> Result<NetworkConfig, Invalid> {
     })
 }
 
-fn subnet(text: &str) -> Option<Subnet> {
+fn subnet(text: &str) -> Option<Ipv4Subnet> {
     let (address, prefix) = text.split_once('/')?;
     let address: Ipv4Addr = address.parse().ok()?;
     let prefix: u8 = prefix.parse().ok()?;
@@ -785,13 +791,13 @@ fn subnet(text: &str) -> Option<Subnet> {
         return None;
     }
     let mask = u32::MAX << (32 - prefix);
-    Some(Subnet {
+    Some(Ipv4Subnet {
         address: Ipv4Addr::from(u32::from(address) & mask),
         prefix,
     })
 }
 
-fn pod_logs_dir(path: Option<&str>) -> Result<PathBuf, Invalid> {
+fn pod_logs_dir(path: Option<&str>) -> Result<PathBuf, InvalidField> {
     let path = absolute("podLogsDir", path, "/var/log/pods")?;
     let text = path.to_string_lossy();
     let clean = text.is_ascii()

@@ -3,16 +3,20 @@
 use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::checks::{Invalid, absolute, invalid, unset_if_zero};
-use super::file::Fields;
-use super::values::{ServerConfig, ServingCertificate};
+use super::checks::{InvalidField, absolute, invalid, unset_if_zero};
+use super::file::KubeletConfiguration;
+use super::values::{ServerConfig, ServingCertificateSource};
 use crate::net::serving::is_suite;
 
 /// Port of `/healthz`.
 const HEALTHZ_PORT: u16 = 10248;
 
 /// Resolves the fields of [`ServerConfig`]. `member`: there is an apiserver to ask.
-pub(super) fn resolve(fields: &Fields, member: bool, port: u16) -> Result<ServerConfig, Invalid> {
+pub(super) fn resolve(
+    fields: &KubeletConfiguration,
+    member: bool,
+    port: u16,
+) -> Result<ServerConfig, InvalidField> {
     let client_ca = fields.authentication.x509.client_ca_file.as_deref();
     let client_ca = client_ca
         .filter(|path| !path.is_empty())
@@ -91,10 +95,10 @@ pub(super) fn resolve(fields: &Fields, member: bool, port: u16) -> Result<Server
 }
 
 fn certificate(
-    fields: &Fields,
+    fields: &KubeletConfiguration,
     member: bool,
     enabled: bool,
-) -> Result<ServingCertificate, Invalid> {
+) -> Result<ServingCertificateSource, InvalidField> {
     let file = |field: &str, path: &Option<String>| {
         let path = path.as_deref().filter(|path| !path.is_empty());
         path.map(|path| absolute(field, Some(path), "")).transpose()
@@ -103,19 +107,19 @@ fn certificate(
     let key = file("tlsPrivateKeyFile", &fields.tls_private_key_file)?;
     let bootstrap = fields.server_tls_bootstrap.unwrap_or(false);
     match (certificate, key) {
-        _ if bootstrap && member => Ok(ServingCertificate::Requested),
+        _ if bootstrap && member => Ok(ServingCertificateSource::Requested),
         _ if bootstrap && enabled => invalid(
             "serverTLSBootstrap",
             "asks an apiserver for a certificate, and there is none: set false, or picolet.kubeconfig",
         ),
-        (Some(certificate), Some(key)) => Ok(ServingCertificate::Files(certificate, key)),
-        (None, None) => Ok(ServingCertificate::SelfSigned),
+        (Some(certificate), Some(key)) => Ok(ServingCertificateSource::Files(certificate, key)),
+        (None, None) => Ok(ServingCertificateSource::SelfSigned),
         (Some(_), None) => invalid("tlsPrivateKeyFile", "is missing: tlsCertFile needs it"),
         (None, Some(_)) => invalid("tlsCertFile", "is missing: tlsPrivateKeyFile needs it"),
     }
 }
 
-fn address(field: &str, text: Option<&str>, default: Ipv4Addr) -> Result<IpAddr, Invalid> {
+fn address(field: &str, text: Option<&str>, default: Ipv4Addr) -> Result<IpAddr, InvalidField> {
     match text.filter(|text| !text.is_empty()) {
         None => Ok(default.into()),
         Some(text) => match text.parse() {
@@ -125,7 +129,7 @@ fn address(field: &str, text: Option<&str>, default: Ipv4Addr) -> Result<IpAddr,
     }
 }
 
-fn healthz(fields: &Fields) -> Result<Option<SocketAddr>, Invalid> {
+fn healthz(fields: &KubeletConfiguration) -> Result<Option<SocketAddr>, InvalidField> {
     let bind = fields.healthz_bind_address.as_deref();
     let address = address("healthzBindAddress", bind, Ipv4Addr::LOCALHOST)?;
     let port = fields.healthz_port.map(u16::try_from);
@@ -134,7 +138,7 @@ fn healthz(fields: &Fields) -> Result<Option<SocketAddr>, Invalid> {
     Ok((port != 0).then(|| SocketAddr::new(address, port)))
 }
 
-fn suites(names: &[String]) -> Result<(), Invalid> {
+fn suites(names: &[String]) -> Result<(), InvalidField> {
     for (n, name) in names.iter().enumerate() {
         if !is_suite(name) {
             return invalid(
@@ -148,7 +152,7 @@ fn suites(names: &[String]) -> Result<(), Invalid> {
 
 /// Returns true if only TLS 1.3 is allowed. Versions before 1.2 are not spoken: a setting that allows them means 1.2
 /// and 1.3.
-fn only_1_3(name: Option<&str>) -> Result<bool, Invalid> {
+fn only_1_3(name: Option<&str>) -> Result<bool, InvalidField> {
     match name {
         None | Some("" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12") => Ok(false),
         Some("VersionTLS13") => Ok(true),

@@ -4,8 +4,8 @@ use std::fs;
 
 use super::*;
 use crate::api::cri::CgroupDriver;
-use crate::logic::eviction::{Signal, Threshold};
-use crate::logic::image_access::Verification;
+use crate::logic::eviction::{EvictionSignal, EvictionThreshold};
+use crate::logic::image_access::VerificationPolicy;
 
 /// A directory for one test, removed at its end.
 struct Scratch(PathBuf);
@@ -24,13 +24,13 @@ impl Drop for Scratch {
     }
 }
 
-fn host() -> Host {
-    Host {
+fn host() -> HostIdentity {
+    HostIdentity {
         hostname: " Board ".into(),
     }
 }
 
-fn flags(line: &str) -> flags::Flags {
+fn flags(line: &str) -> flags::CommandLineFlags {
     flags::parse(
         line.split_whitespace().map(OsString::from),
         Path::new("/cwd"),
@@ -39,7 +39,7 @@ fn flags(line: &str) -> flags::Flags {
 }
 
 /// Loads `text` as a file with the flags in `line`; an empty text means no file.
-fn load(name: &str, text: &str, line: &str) -> Result<Config, String> {
+fn load(name: &str, text: &str, line: &str) -> Result<AgentConfig, String> {
     let scratch = Scratch::new(name);
     let path = scratch.0.join("config.yaml");
     if !text.is_empty() {
@@ -53,7 +53,7 @@ fn load(name: &str, text: &str, line: &str) -> Result<Config, String> {
 }
 
 /// Loads `text` as a file, called as `kubelet`.
-fn load_as_kubelet(name: &str, text: &str, line: &str) -> Result<Loaded, String> {
+fn load_as_kubelet(name: &str, text: &str, line: &str) -> Result<LoadedConfig, String> {
     let scratch = Scratch::new(name);
     let path = scratch.0.join("config.yaml");
     let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -70,7 +70,7 @@ fn load_dir(
     text: &str,
     drop_ins: &[(&str, &str)],
     line: &str,
-) -> Result<Loaded, String> {
+) -> Result<LoadedConfig, String> {
     let scratch = Scratch::new(name);
     let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
     let path = scratch.0.join("config.yaml");
@@ -109,7 +109,9 @@ fn images_that_need_no_right() {
     ];
     assert_eq!(
         parsed("[busybox, 'quay.io/team/*', 'r.example:5000/a', 'team/*', 'docker.io/*']"),
-        Ok(Verification::NotAllowed(patterns.map(Into::into).into()))
+        Ok(VerificationPolicy::NotAllowed(
+            patterns.map(Into::into).into()
+        ))
     );
     for (pattern, says) in [
         ("busybox:1", "neither tag nor digest"),
@@ -135,13 +137,16 @@ fn images_that_need_no_right() {
         assert!(told.contains(says), "{pattern:?}: {told}");
     }
     for (policy, want) in [
-        ("NeverVerify", Verification::Never),
-        ("NeverVerifyPreloadedImages", Verification::NotPreloaded),
+        ("NeverVerify", VerificationPolicy::Never),
+        (
+            "NeverVerifyPreloadedImages",
+            VerificationPolicy::NotPreloaded,
+        ),
         (
             "NeverVerifyAllowlistedImages",
-            Verification::NotAllowed(Vec::new()),
+            VerificationPolicy::NotAllowed(Vec::new()),
         ),
-        ("AlwaysVerify", Verification::Always),
+        ("AlwaysVerify", VerificationPolicy::Always),
     ] {
         let text = format!("imagePullCredentialsVerificationPolicy: {policy}\n");
         let config = load("verification", &text, "").expect(policy);
@@ -176,7 +181,7 @@ fn drop_ins_are_laid_over_the_file_and_flags_over_them() {
         &drop_ins,
         "--port=22 --feature-gates=EnvFiles=false",
     );
-    let Loaded {
+    let LoadedConfig {
         config, warnings, ..
     } = loaded.expect("loads");
     assert_eq!((config.max_pods, config.pods_per_core), (7, 3));
@@ -207,7 +212,7 @@ fn drop_ins_without_a_file_and_thresholds() {
         let thresholds = loaded.config.eviction.settings.thresholds;
         let written = thresholds.iter();
         // That of all pods together follows another.
-        let written = written.filter(|t| t.signal != Signal::AllocatableMemory);
+        let written = written.filter(|t| t.signal != EvictionSignal::AllocatableMemory);
         written.count()
     };
     assert_eq!(
@@ -310,7 +315,7 @@ fn defaults() {
             credential_providers: None,
             allowed_registries: Vec::new(),
             require_digest: false,
-            verification: Verification::NotPreloaded,
+            verification: VerificationPolicy::NotPreloaded,
             min_age: Duration::from_secs(120),
             max_age: None,
             high_percent: 85,
@@ -327,7 +332,7 @@ fn defaults() {
     );
     assert_eq!(
         config.dirs,
-        Dirs {
+        AgentDirs {
             root: "/var/lib/picolet".into(),
             run: "/run/picolet".into(),
             manifests: Some("/etc/picolet/manifests".into()),
@@ -351,7 +356,7 @@ fn several_agents_on_one_machine() {
     let config = load("several", "", line).expect("flags");
     assert_eq!(
         config.dirs,
-        Dirs {
+        AgentDirs {
             root: "/a".into(),
             run: "/b".into(),
             manifests: Some("/cwd/m".into()),
@@ -437,7 +442,7 @@ fn eviction_defaults() {
         let config = load("eviction", text, "").expect(text);
         let thresholds = config.eviction.settings.thresholds.iter();
         // Of a capacity of 1000.
-        let shown = |t: &Threshold| format!("{} {}", t.signal.name(), t.limit.of(1000));
+        let shown = |t: &EvictionThreshold| format!("{} {}", t.signal.name(), t.limit.of(1000));
         thresholds.map(shown).collect::<Vec<_>>()
     };
     assert_eq!(signals(""), Vec::<String>::new(), "no file, no default");
@@ -664,7 +669,7 @@ volumeStatsAggPeriod: 0s"#;
     let usual = load("usual", "", "--kubeconfig=/k").expect("defaults");
     assert_eq!(config.times, usual.times);
     assert_eq!(config.images.min_age, usual.images.min_age);
-    let updates = |config: &Config| (config.node.status_update, config.node.status_report);
+    let updates = |config: &AgentConfig| (config.node.status_update, config.node.status_report);
     assert_eq!(updates(&config), updates(&usual));
 }
 
@@ -679,8 +684,12 @@ fn node_identity() {
     .expect("flags");
     assert_eq!(config.node_name, "node.x");
     assert_eq!(config.node_ips.len(), 2);
-    let nameless =
-        load_from(flags(""), &Host::default(), Path::new("/nonexistent/c")).expect_err("no name");
+    let nameless = load_from(
+        flags(""),
+        &HostIdentity::default(),
+        Path::new("/nonexistent/c"),
+    )
+    .expect_err("no name");
     assert!(
         nameless.to_string().contains("the host has no name"),
         "{nameless}"
@@ -1270,7 +1279,7 @@ fn who_is_served() {
     assert_eq!(member.tokens, Some(Duration::from_secs(120)));
     let times = (Duration::from_secs(300), Duration::from_secs(30));
     assert_eq!(member.authorization, Some(times));
-    assert_eq!(member.certificate, ServingCertificate::SelfSigned);
+    assert_eq!(member.certificate, ServingCertificateSource::SelfSigned);
     assert!(member.debugging && !member.anonymous && !member.only_1_3);
     // What a kubelet of a cluster has is no error on a node that stands alone.
     let kubeadm = "authentication: {x509: {clientCAFile: /ca}, webhook: {enabled: true}}\nserverTLSBootstrap: true\n\
@@ -1288,7 +1297,7 @@ fn who_is_served() {
     assert_eq!((server.healthz, server.authorization), (None, None));
     assert_eq!(
         server.certificate,
-        ServingCertificate::Files("/c".into(), "/k".into())
+        ServingCertificateSource::Files("/c".into(), "/k".into())
     );
     assert!(
         server

@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 use crate::{
     api::{Quantity, node::Taint},
     logic::{
-        cgroup::CgroupTree, eviction, image_access::Verification, link_budget, link_cost, shutdown,
+        cgroup::CgroupTree, eviction, image_access::VerificationPolicy, link_budget, link_cost,
+        shutdown,
     },
     net::Url,
     parts::ConfiguredPart,
-    runtime::runc::process::Allowed,
+    runtime::runc::process::ProcessPermissions,
 };
 
 /// Subnet of the built-in network unless configured.
-pub const DEFAULT_SUBNET: Subnet = Subnet {
+pub const DEFAULT_SUBNET: Ipv4Subnet = Ipv4Subnet {
     address: Ipv4Addr::new(10, 85, 0, 0),
     prefix: 16,
 };
@@ -25,7 +26,7 @@ pub const DEFAULT_BRIDGE: &str = "picolet0";
 
 /// The checked configuration of an agent.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct AgentConfig {
     /// Name of the node: the override or the host name, trimmed and lower case (CONF-16).
     pub node_name: String,
     /// `--node-ip`: none, one, or one of each family (CONF-17).
@@ -49,7 +50,7 @@ pub struct Config {
     /// Manifests at a URL; `None`: no URL.
     pub manifest_url: Option<ManifestUrlConfig>,
     /// Every directory and file the agent touches.
-    pub dirs: Dirs,
+    pub dirs: AgentDirs,
     /// Intervals.
     pub times: TimeConfig,
     /// Most pods on this node (`maxPods`).
@@ -61,12 +62,12 @@ pub struct Config {
     /// Cgroups, limits, swap.
     pub cgroup: CgroupConfig,
     /// Resources that are kept from pods.
-    pub reserved: Reserved,
+    pub reserved: ReservedResources,
     /// Resources that are kept free, and how.
     pub eviction: EvictionConfig,
     /// Groups of pods that end one after the other with the machine; empty: all end at once, and they start again with
     /// it.
-    pub shutdown: Vec<shutdown::Group>,
+    pub shutdown: Vec<shutdown::PriorityGroup>,
     /// Container logs.
     pub logs: LogConfig,
     /// Pulls and image garbage.
@@ -74,7 +75,7 @@ pub struct Config {
     /// Container garbage.
     pub garbage: GarbageConfig,
     /// Pod network and name service.
-    pub network: NetworkConfig,
+    pub network: PodNetworkConfig,
     /// `RuntimeDefault` for containers that name no seccomp profile.
     pub seccomp_default: bool,
     /// Sysctls, or patterns with a trailing `*`, allowed beside the safe ones.
@@ -119,7 +120,7 @@ pub struct ServerConfig {
     /// Address of `/healthz` in plain text; `None`: not served. Default 127.0.0.1:10248.
     pub healthz: Option<SocketAddr>,
     /// Certificate that the server shows.
-    pub certificate: ServingCertificate,
+    pub certificate: ServingCertificateSource,
     /// CAs of clients.
     pub client_ca: Option<PathBuf>,
     /// Clients without a credential may ask too. Default false.
@@ -142,7 +143,7 @@ pub struct ServerConfig {
 
 /// Source of the server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ServingCertificate {
+pub enum ServingCertificateSource {
     /// Made by the agent at the first start, kept in the certificate directory.
     SelfSigned,
     /// Certificate and key.
@@ -196,9 +197,9 @@ impl ClusterConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkConfig {
     /// Limit of a day; `None`: no limit.
-    pub budget: Option<link_budget::Settings>,
+    pub budget: Option<link_budget::LinkBudgetSettings>,
     /// Ways on which bytes cost money: polls are further apart then and events fewer.
-    pub cost: link_cost::Settings,
+    pub cost: link_cost::LinkSettings,
 }
 
 /// Manifests of static pods at a URL.
@@ -226,7 +227,7 @@ pub enum OfflineSecrets {
 
 /// Every directory and file the agent touches; all absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dirs {
+pub struct AgentDirs {
     /// Root directory, which survives a reboot: `pods/`, `images/`, `seccomp/`. Default `/var/lib/picolet`.
     pub root: PathBuf,
     /// Run directory, which ends with a reboot: `sandboxes/`, `containers/`. Default `/run/picolet`.
@@ -243,7 +244,7 @@ pub struct Dirs {
     pub socket: PathBuf,
 }
 
-impl Dirs {
+impl AgentDirs {
     /// `<root>/pods`: one directory per pod uid.
     #[must_use]
     pub fn pods(&self) -> PathBuf {
@@ -280,7 +281,7 @@ pub struct TimeConfig {
 
 /// Sockets of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoints {
+pub struct RuntimeEndpoints {
     /// `containerRuntimeEndpoint`, without its scheme.
     pub runtime: PathBuf,
     /// `imageServiceEndpoint`. Default: the socket of `runtime`.
@@ -291,13 +292,13 @@ pub struct Endpoints {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeConfig {
     /// Sockets of a runtime that serves CRI; `None`: the agent runs containers itself.
-    pub endpoints: Option<Endpoints>,
+    pub endpoints: Option<RuntimeEndpoints>,
     /// OCI runtime: a path, or a name to look up in `PATH`. Default `runc`.
     pub program: PathBuf,
     /// Other OCI runtimes, absolute paths, by the handler that RuntimeClasses name.
     pub handlers: BTreeMap<String, String>,
     /// Programs of the machine that run as pods; `None`: no program does.
-    pub process: Option<Allowed>,
+    pub process: Option<ProcessPermissions>,
     /// State directory of the OCI runtime (`--root`). Default `<run>/oci`.
     pub root: PathBuf,
 }
@@ -374,7 +375,7 @@ pub enum SwapBehavior {
 
 /// Resources that are kept from pods: allocatable is capacity less these.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Reserved {
+pub struct ReservedResources {
     /// `systemReserved`; keys cpu, memory, ephemeral-storage, pid.
     pub system: BTreeMap<String, Quantity>,
     /// `kubeReserved`; the same keys.
@@ -389,7 +390,7 @@ pub struct EvictionConfig {
     /// Memory of the kernel itself counts as used (`picolet.profile: board`); a kubelet leaves it out.
     pub counts_kernel: bool,
     /// Thresholds and times.
-    pub settings: eviction::Settings,
+    pub settings: eviction::EvictionSettings,
     /// Static pods may be evicted too, but for those of a system priority. Default false.
     pub static_pods: bool,
 }
@@ -440,7 +441,7 @@ pub struct ImageConfig {
     /// Set if an image that is pulled must be named by digest.
     pub require_digest: bool,
     /// Images on the node for which a pod has to have the right.
-    pub verification: Verification,
+    pub verification: VerificationPolicy,
 }
 
 /// Container garbage.
@@ -456,13 +457,13 @@ pub struct GarbageConfig {
 
 /// Pod network and name service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NetworkConfig {
+pub struct PodNetworkConfig {
     /// Network configurations. Default `/etc/cni/net.d`.
     pub cni_conf: PathBuf,
     /// Network plugins. Default `/opt/cni/bin`.
     pub cni_bin: PathBuf,
     /// Subnet of the built-in network. Default [`DEFAULT_SUBNET`].
-    pub builtin_subnet: Subnet,
+    pub builtin_subnet: Ipv4Subnet,
     /// Set if the operator chose the subnet. Otherwise a cluster may choose another.
     pub subnet_is_given: bool,
     /// Bridge of the built-in network. Default [`DEFAULT_BRIDGE`].
@@ -477,14 +478,14 @@ pub struct NetworkConfig {
 
 /// An IPv4 network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Subnet {
+pub struct Ipv4Subnet {
     /// Network address: host bits are zero.
     pub address: Ipv4Addr,
     /// Length of the network part, 8 to 29 bits.
     pub prefix: u8,
 }
 
-impl core::fmt::Display for Subnet {
+impl core::fmt::Display for Ipv4Subnet {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{}/{}", self.address, self.prefix)
     }

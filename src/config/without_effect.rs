@@ -6,12 +6,12 @@
 
 use serde_json::Value;
 
-use super::flags::Kind::{self, List, Map, Number, Size, Switch, Text, Time};
+use super::flags::FlagValueKind::{self, List, Map, Number, Size, Switch, Text, Time};
 use super::gates::MEMORY_QOS;
 
 /// Names without dashes, and kinds of their values. Sorted by name.
 #[rustfmt::skip]
-pub(super) const FLAGS: &[(&str, Kind)] = &[
+pub(super) const FLAGS: &[(&str, FlagValueKind)] = &[
     ("application-metrics-count-limit", Number),
     ("boot-id-file", Text),
     ("cloud-config", Text),
@@ -69,7 +69,7 @@ pub(super) const FLAGS: &[(&str, Kind)] = &[
 ];
 
 /// Finds the flag of this name, with the kind of its value.
-pub(super) fn find(name: &str) -> Option<&'static (&'static str, Kind)> {
+pub(super) fn find(name: &str) -> Option<&'static (&'static str, FlagValueKind)> {
     let at = FLAGS.binary_search_by_key(&name, |(name, _)| name).ok()?;
     FLAGS.get(at)
 }
@@ -167,10 +167,10 @@ mod tests {
             let mut names = key.rsplit('.');
             let last = names.next().unwrap_or("");
             let document = names.fold(json!({last: [[]]}), |inner, name| json!({name: inner}));
-            decode::typed::<file::Fields>(&document).is_err()
+            decode::typed::<file::KubeletConfiguration>(&document).is_err()
         };
         let of_kubelet = |key: &&str| {
-            let is_leaf = matches!(keys::known(key), keys::Known::Leaf);
+            let is_leaf = matches!(keys::known(key), keys::KeyPlace::Leaf);
             is_leaf && !key.starts_with("picolet.")
         };
         for key in keys::names().filter(of_kubelet) {

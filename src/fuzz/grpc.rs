@@ -4,8 +4,8 @@ use alloc::collections::BTreeMap;
 use core::time::Duration;
 
 use crate::grpc::{
-    hpack::{Decoder, Encoder, Field},
-    http2::{Connection, Event, Reason, Role},
+    hpack::{HeaderField, HpackDecoder, HpackEncoder},
+    http2::{ConnectionRole, Http2Connection, Http2ErrorCode, Http2Event},
     proto::{self, Limits, Message as _, message},
 };
 
@@ -29,7 +29,7 @@ pub(super) fn http2(data: &[u8]) -> String {
     let Some((first, bytes)) = data.split_first() else {
         return String::new();
     };
-    let role = [Role::Client, Role::Server][usize::from(first & 1)];
+    let role = [ConnectionRole::Client, ConnectionRole::Server][usize::from(first & 1)];
     let whole = converse(role, bytes, usize::MAX);
     let size = 1 + bytes.len() % 7;
     assert_eq!(whole, converse(role, bytes, size), "in pieces of {size}");
@@ -39,9 +39,9 @@ pub(super) fn http2(data: &[u8]) -> String {
 }
 
 /// Runs a conversation with `bytes` received in pieces of `size`. Returns the events, and the bytes of all answers.
-fn converse(role: Role, bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>) {
-    let mut connection = Connection::new(role);
-    if role == Role::Client {
+fn converse(role: ConnectionRole, bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>) {
+    let mut connection = Http2Connection::new(role);
+    if role == ConnectionRole::Client {
         for _ in 0..3 {
             let id = connection.open(REQUEST).expect("room");
             connection.send(id, vec![b'x'; 70_000]);
@@ -78,24 +78,28 @@ fn converse(role: Role, bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>) {
     (said, drain(&mut connection))
 }
 
-fn kind(event: &Event<'_>) -> String {
+fn kind(event: &Http2Event<'_>) -> String {
     match event {
-        Event::Headers { fields, is_end, .. } => format!("headers {} {is_end};", fields.is_some()),
-        Event::Data { is_end, .. } => format!("data {is_end};"),
-        Event::Reset { reason, .. } => format!("reset {reason:?};"),
-        Event::GoAway { .. } => "gone;".into(),
+        Http2Event::Headers { fields, is_end, .. } => {
+            format!("headers {} {is_end};", fields.is_some())
+        }
+        Http2Event::Data { is_end, .. } => format!("data {is_end};"),
+        Http2Event::Reset { reason, .. } => format!("reset {reason:?};"),
+        Http2Event::GoAway { .. } => "gone;".into(),
     }
 }
 
 /// Reacts as a server or client: payload is read, some streams are answered, some given up.
-fn react(event: &Event<'_>) -> Box<dyn FnOnce(&mut Connection)> {
+fn react(event: &Http2Event<'_>) -> Box<dyn FnOnce(&mut Http2Connection)> {
     match *event {
-        Event::Headers { id, .. } if id % 8 == 7 => Box::new(move |c| c.reset(id, Reason::CANCEL)),
-        Event::Headers { id, .. } => Box::new(move |c| {
+        Http2Event::Headers { id, .. } if id % 8 == 7 => {
+            Box::new(move |c| c.reset(id, Http2ErrorCode::CANCEL))
+        }
+        Http2Event::Headers { id, .. } => Box::new(move |c| {
             c.send_headers(id, ANSWER);
             c.send(id, vec![b'y'; 1000]);
         }),
-        Event::Data { id, bytes, is_end } => {
+        Http2Event::Data { id, bytes, is_end } => {
             let len = bytes.len();
             Box::new(move |c| {
                 c.release(id, len);
@@ -104,12 +108,12 @@ fn react(event: &Event<'_>) -> Box<dyn FnOnce(&mut Connection)> {
                 }
             })
         }
-        Event::Reset { .. } | Event::GoAway { .. } => Box::new(|_| {}),
+        Http2Event::Reset { .. } | Http2Event::GoAway { .. } => Box::new(|_| {}),
     }
 }
 
 /// Sends everything, and returns it. Only bytes that need no window may wait, fewer than [`OUTPUT_BYTES`] at a time.
-fn drain(connection: &mut Connection) -> Vec<u8> {
+fn drain(connection: &mut Http2Connection) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
         let out = connection.output(NOW).to_vec();
@@ -129,8 +133,11 @@ fn drain(connection: &mut Connection) -> Vec<u8> {
 
 /// Reads three header blocks of one connection. Fields that were read are written again, and read as the same fields.
 pub(super) fn hpack(data: &[u8]) -> String {
-    let (mut decoder, mut encoder, mut again) =
-        (Decoder::default(), Encoder::default(), Decoder::default());
+    let (mut decoder, mut encoder, mut again) = (
+        HpackDecoder::default(),
+        HpackEncoder::default(),
+        HpackDecoder::default(),
+    );
     let mut kinds = String::new();
     for block in data.chunks(data.len().div_ceil(3).max(1)) {
         match decoder.decode(block, LIST_BYTES) {
@@ -150,7 +157,7 @@ pub(super) fn hpack(data: &[u8]) -> String {
     kinds
 }
 
-fn pairs(fields: &[Field]) -> impl Iterator<Item = (&[u8], &[u8])> {
+fn pairs(fields: &[HeaderField]) -> impl Iterator<Item = (&[u8], &[u8])> {
     fields.iter().map(|(n, v)| (n.as_slice(), v.as_slice()))
 }
 
@@ -223,13 +230,13 @@ pub(super) mod tests {
     /// Valid inputs.
     pub(in crate::fuzz) fn seeds(target: &str) -> Vec<Vec<u8>> {
         let trailers = || vec![(b"grpc-status".to_vec(), b"0".to_vec())];
-        let send = |of: &mut Connection| {
+        let send = |of: &mut Http2Connection| {
             let bytes = of.output(NOW).to_vec();
             of.wrote(bytes.len());
             bytes
         };
-        let mut client = Connection::new(Role::Client);
-        let mut server = Connection::new(Role::Server);
+        let mut client = Http2Connection::new(ConnectionRole::Client);
+        let mut server = Http2Connection::new(ConnectionRole::Server);
         let id = client.open(REQUEST).expect("room");
         client.send(id, vec![0, 0, 0, 0, 1, 9]);
         client.end(id, Vec::new());
@@ -247,7 +254,7 @@ pub(super) mod tests {
         match target {
             "http2" => vec![[&[1][..], &asked].concat(), [&[0][..], &answered].concat()],
             "hpack" => {
-                let (mut encoder, mut blocks) = (Encoder::default(), Vec::new());
+                let (mut encoder, mut blocks) = (HpackEncoder::default(), Vec::new());
                 for _ in 0..3 {
                     encoder.encode(REQUEST, &mut blocks);
                 }

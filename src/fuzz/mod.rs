@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use crate::api::{ConfigMap, Quantity, Secret, Wall, oci, strict};
+use crate::api::{ConfigMap, Quantity, Secret, WallTime, oci, strict};
 use crate::config::{decode, duration};
 #[cfg(feature = "update")]
-use crate::logic::update::{MAX_RELEASE_BYTES, Offer};
+use crate::logic::update::{MAX_RELEASE_BYTES, UpdateOffer};
 use crate::logic::{dashboard, devices::cdi, dns, expansion, static_pod, user, validation};
 use crate::{agent, config, image, kube, parts, runtime, server, shim, stream};
 
@@ -165,7 +165,7 @@ fn config_document(data: &[u8]) -> String {
 /// Reads the file of an update channel. The file is signed; even so, no name in it may lead to another directory.
 #[cfg(feature = "update")]
 fn channel(data: &[u8]) -> String {
-    match Offer::parse(data) {
+    match UpdateOffer::parse(data) {
         Ok(offer) => {
             let base = offer.base();
             assert!(!base.contains('/') && base.len() < 256, "{base:?}");
@@ -251,8 +251,8 @@ fn runtime_message(data: &[u8]) -> String {
 fn records(data: &[u8]) -> String {
     use runtime::runc::record::{ContainerRecord, SandboxRecord};
     [
-        outcome(strict::from_json::<shim::State>(data)),
-        outcome(strict::from_json::<shim::Exit>(data)),
+        outcome(strict::from_json::<shim::ContainerStateRecord>(data)),
+        outcome(strict::from_json::<shim::ContainerExitRecord>(data)),
         outcome(strict::from_json::<SandboxRecord>(data)),
         outcome(strict::from_json::<ContainerRecord>(data)),
     ]
@@ -295,23 +295,30 @@ fn passwd(data: &[u8]) -> String {
 /// Reads small texts: durations, times, resolver files, seccomp profiles, requests to the dashboard.
 fn texts(data: &[u8]) -> String {
     let source = text(data);
-    if let Some(time) = Wall::parse(&source) {
-        assert!(Wall::parse(&time.rfc3339_nanos()).is_some());
+    if let Some(time) = WallTime::parse(&source) {
+        assert!(WallTime::parse(&time.rfc3339_nanos()).is_some());
     }
     let duration = duration::parse(&source).is_some();
     let resolver = outcome(dns::parse_resolv_conf(&source));
-    let profile = outcome(strict::from_json::<oci::Seccomp>(data));
-    let asked = dashboard::Asked {
+    let profile = outcome(strict::from_json::<oci::SeccompFilter>(data));
+    let asked = dashboard::DashboardRequester {
         host: Some(&source),
         origin: None,
         authorization: None,
         local: core::net::IpAddr::from([127, 0, 0, 1]),
     };
-    let host = dashboard::may_ask(&asked, dashboard::Wanted::Page, "token", false);
+    let host = dashboard::may_ask(
+        &asked,
+        dashboard::DashboardRequestKind::Page,
+        "token",
+        false,
+    );
     if let Err(denied) = &host {
         assert!(denied.to_string().len() < 1024);
     }
     // Without a token no data is shown, whatever else the request has.
-    assert!(dashboard::may_ask(&asked, dashboard::Wanted::Data, "token", true).is_err());
+    assert!(
+        dashboard::may_ask(&asked, dashboard::DashboardRequestKind::Data, "token", true).is_err()
+    );
     format!("{duration} {resolver} {profile} {}", host.is_ok())
 }

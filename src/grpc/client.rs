@@ -1,8 +1,8 @@
-//! Calls to a server: [`connect`] gives a [`Client`], which is cheap to clone, and a future that carries all its calls
+//! Calls to a server: [`connect`] gives a [`GrpcClient`], which is cheap to clone, and a future that carries all its calls
 //! and has to run beside them.
 //!
 //! A call is given up by dropping it, and the server is told. The answers of a call that streams wait in a queue of
-//! [`Call`]; a reader that does not take them loses the call, not the connection.
+//! [`ClientCall`]; a reader that does not take them loses the call, not the connection.
 
 use core::{
     cell::RefCell,
@@ -14,23 +14,23 @@ use std::rc::Rc;
 
 use crate::{
     envelope,
-    hpack::Field,
-    http2::{Reason, Role, StreamId},
+    hpack::HeaderField,
+    http2::{ConnectionRole, Http2ErrorCode, Http2StreamId},
     proto::{self, Limits, Message},
-    session::{Pipe, Session, Shared, Sleep, Time, drive},
-    status::{Code, Status, timeout_text},
+    session::{BytePipe, ConnectionClock, GrpcSession, SharedSession, SleepFuture, drive},
+    status::{GrpcCode, GrpcStatus, timeout_text},
 };
 
 /// Begins to speak with a server: plain HTTP/2, with prior knowledge. The future is to be run; it says why the connection
 /// ended, and ends it if it is dropped.
 pub fn connect(
-    pipe: impl Pipe + 'static,
+    pipe: impl BytePipe + 'static,
     authority: &str,
-    time: Rc<dyn Time>,
-) -> (Client, impl Future<Output = Status> + 'static) {
-    let session = Rc::new(RefCell::new(Session::new(Role::Client)));
+    time: Rc<dyn ConnectionClock>,
+) -> (GrpcClient, impl Future<Output = GrpcStatus> + 'static) {
+    let session = Rc::new(RefCell::new(GrpcSession::new(ConnectionRole::Client)));
     let driver = drive(Box::pin(pipe), session.clone(), time.clone());
-    let client = Client(Rc::new(Shore {
+    let client = GrpcClient(Rc::new(ClientShared {
         session,
         authority: authority.into(),
         time,
@@ -40,16 +40,16 @@ pub fn connect(
 
 /// See the module.
 #[derive(Clone)]
-pub struct Client(Rc<Shore>);
+pub struct GrpcClient(Rc<ClientShared>);
 
 /// Connection that all its clients share. It ends with the last of them.
-struct Shore {
-    session: Shared,
+struct ClientShared {
+    session: SharedSession,
     authority: String,
-    time: Rc<dyn Time>,
+    time: Rc<dyn ConnectionClock>,
 }
 
-impl Drop for Shore {
+impl Drop for ClientShared {
     fn drop(&mut self) {
         self.session.borrow_mut().abandon();
     }
@@ -57,16 +57,16 @@ impl Drop for Shore {
 
 /// Options of a call.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct CallOptions {
     /// Time that the call may take in all; the server is told.
     pub timeout: Option<Duration>,
     /// Header fields of its own. Names are in lower case.
-    pub metadata: Vec<Field>,
+    pub metadata: Vec<HeaderField>,
     /// The connection is one of TLS.
     pub is_encrypted: bool,
 }
 
-impl Client {
+impl GrpcClient {
     /// Returns true if calls need another connection: this one has ended, or takes no more of them.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
@@ -98,8 +98,8 @@ impl Client {
         &'a self,
         path: &'a str,
         request: &mut dyn Message,
-        options: &'a Options,
-    ) -> impl Future<Output = Result<A, Status>> + use<'a, A> {
+        options: &'a CallOptions,
+    ) -> impl Future<Output = Result<A, GrpcStatus>> + use<'a, A> {
         let request = proto::encode(request);
         async move {
             let mut answer = A::default();
@@ -114,8 +114,8 @@ impl Client {
         path: &str,
         request: Vec<u8>,
         answer: &mut dyn Message,
-        options: &Options,
-    ) -> Result<(), Status> {
+        options: &CallOptions,
+    ) -> Result<(), GrpcStatus> {
         let bytes = self.ask(path, request, options).await?;
         decode(answer, &bytes)
     }
@@ -124,12 +124,12 @@ impl Client {
         &self,
         path: &str,
         request: Vec<u8>,
-        options: &Options,
-    ) -> Result<Vec<u8>, Status> {
+        options: &CallOptions,
+    ) -> Result<Vec<u8>, GrpcStatus> {
         let mut call = self.call(path, options).await?;
         call.send(&request).await?;
         call.finish();
-        let odd = |text| Status::new(Code::INTERNAL, text);
+        let odd = |text| GrpcStatus::new(GrpcCode::INTERNAL, text);
         let answer = call.next().await?;
         let answer = answer.ok_or_else(|| odd("the server answered nothing"))?;
         match call.next().await? {
@@ -138,13 +138,13 @@ impl Client {
         }
     }
 
-    /// Asks once, and is answered any number of times: see [`Call::answer`].
+    /// Asks once, and is answered any number of times: see [`ClientCall::answer`].
     pub fn streaming<'a>(
         &'a self,
         path: &'a str,
         request: &mut dyn Message,
-        options: &'a Options,
-    ) -> impl Future<Output = Result<Call, Status>> + use<'a> {
+        options: &'a CallOptions,
+    ) -> impl Future<Output = Result<ClientCall, GrpcStatus>> + use<'a> {
         let request = proto::encode(request);
         async move {
             let mut call = self.call(path, options).await?;
@@ -155,7 +155,7 @@ impl Client {
     }
 
     /// Begins a call, as soon as the server has room for one.
-    pub async fn call(&self, path: &str, options: &Options) -> Result<Call, Status> {
+    pub async fn call(&self, path: &str, options: &CallOptions) -> Result<ClientCall, GrpcStatus> {
         let scheme = if options.is_encrypted {
             "https"
         } else {
@@ -184,7 +184,7 @@ impl Client {
             self.0.session.borrow_mut().poll_open(&fields, cx)
         });
         let id = id.await?;
-        Ok(Call {
+        Ok(ClientCall {
             client: self.0.clone(),
             id,
             late,
@@ -192,33 +192,33 @@ impl Client {
     }
 }
 
-fn field(name: &str, value: &str) -> Field {
+fn field(name: &str, value: &str) -> HeaderField {
     (name.as_bytes().to_vec(), value.as_bytes().to_vec())
 }
 
-fn too_late() -> Status {
-    Status::new(Code::DEADLINE_EXCEEDED, "context deadline exceeded")
+fn too_late() -> GrpcStatus {
+    GrpcStatus::new(GrpcCode::DEADLINE_EXCEEDED, "context deadline exceeded")
 }
 
-fn decode(message: &mut dyn Message, bytes: &[u8]) -> Result<(), Status> {
+fn decode(message: &mut dyn Message, bytes: &[u8]) -> Result<(), GrpcStatus> {
     let done = proto::decode(message, bytes, Limits::default());
     done.map_err(|e| match e {
-        proto::Error::TooMuch => Status::new(Code::RESOURCE_EXHAUSTED, e.to_string()),
-        _ => Status::new(Code::INTERNAL, format!("the answer is no message: {e}")),
+        proto::Error::TooMuch => GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, e.to_string()),
+        _ => GrpcStatus::new(GrpcCode::INTERNAL, format!("the answer is no message: {e}")),
     })
 }
 
 /// A call under way. Dropped before its end, it is given up, and the server is told.
-pub struct Call {
-    client: Rc<Shore>,
-    id: StreamId,
+pub struct ClientCall {
+    client: Rc<ClientShared>,
+    id: Http2StreamId,
     /// Ready once it has taken too long.
-    late: Option<Sleep>,
+    late: Option<SleepFuture>,
 }
 
-impl Call {
+impl ClientCall {
     /// Sends a message, once little of those before it waits to be sent.
-    pub async fn send(&mut self, message: &[u8]) -> Result<(), Status> {
+    pub async fn send(&mut self, message: &[u8]) -> Result<(), GrpcStatus> {
         let mut bytes = envelope::wrap(message);
         self.until(|session, id, cx| session.poll_send(id, &mut bytes, cx))
             .await
@@ -233,8 +233,8 @@ impl Call {
     }
 
     /// The headers of the answer, which come before its first message. Errors: there is none.
-    pub async fn head(&mut self) -> Result<Vec<Field>, Status> {
-        self.until(Session::poll_head).await
+    pub async fn head(&mut self) -> Result<Vec<HeaderField>, GrpcStatus> {
+        self.until(GrpcSession::poll_head).await
     }
 
     /// Waits until few of the sent bytes wait to go out.
@@ -254,17 +254,17 @@ impl Call {
     }
 
     /// The next message, as of [`Self::next`]; the call's time is not looked at.
-    pub fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<Option<Vec<u8>>, Status>> {
+    pub fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<Option<Vec<u8>>, GrpcStatus>> {
         let message = ready!(self.client.session.borrow_mut().poll_next(self.id, cx));
         Poll::Ready(message.and_then(|message| self.checked(message)))
     }
 
     /// A call that ends well says so.
-    fn checked(&self, message: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, Status> {
+    fn checked(&self, message: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, GrpcStatus> {
         if message.is_none() {
             let session = self.client.session.borrow();
             let (head, trailers) = session.fields(self.id);
-            Status::of_answer(head, trailers)?;
+            GrpcStatus::of_answer(head, trailers)?;
         }
         Ok(message)
     }
@@ -275,13 +275,13 @@ impl Call {
     }
 
     /// The next message as it is; `None` at a good end.
-    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Status> {
-        let message = self.until(Session::poll_next).await?;
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, GrpcStatus> {
+        let message = self.until(GrpcSession::poll_next).await?;
         self.checked(message)
     }
 
     /// The next message; `None` at a good end.
-    pub async fn answer<A: Message + Default>(&mut self) -> Result<Option<A>, Status> {
+    pub async fn answer<A: Message + Default>(&mut self) -> Result<Option<A>, GrpcStatus> {
         let Some(bytes) = self.next().await? else {
             return Ok(None);
         };
@@ -293,8 +293,12 @@ impl Call {
     /// Waits for the session, but no longer than the call may take.
     async fn until<T>(
         &mut self,
-        mut ask: impl FnMut(&mut Session, StreamId, &Context<'_>) -> Poll<Result<T, Status>>,
-    ) -> Result<T, Status> {
+        mut ask: impl FnMut(
+            &mut GrpcSession,
+            Http2StreamId,
+            &Context<'_>,
+        ) -> Poll<Result<T, GrpcStatus>>,
+    ) -> Result<T, GrpcStatus> {
         let (id, late) = (self.id, &mut self.late);
         poll_fn(|cx| {
             let answer = ask(&mut self.client.session.borrow_mut(), id, cx);
@@ -315,9 +319,9 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for ClientCall {
     fn drop(&mut self) {
         let mut session = self.client.session.borrow_mut();
-        session.forget(self.id, Reason::CANCEL);
+        session.forget(self.id, Http2ErrorCode::CANCEL);
     }
 }

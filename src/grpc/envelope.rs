@@ -1,6 +1,6 @@
 //! Messages in the payload of a stream: each has a flag, for compression, and its length before it.
 
-use crate::status::{Code, Status};
+use crate::status::{GrpcCode, GrpcStatus};
 
 /// Longest message that is taken: what kubelets and runtimes allow each other.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
@@ -24,7 +24,7 @@ pub fn wrap(message: &[u8]) -> Vec<u8> {
 
 /// Takes messages out, as they come.
 #[derive(Debug)]
-pub struct Envelopes {
+pub struct EnvelopeReader {
     /// The beginning of an envelope, or a message and its length.
     head: Vec<u8>,
     message: Option<(Vec<u8>, usize)>,
@@ -32,13 +32,13 @@ pub struct Envelopes {
     max: usize,
 }
 
-impl Default for Envelopes {
+impl Default for EnvelopeReader {
     fn default() -> Self {
         Self::limited(MAX_MESSAGE_BYTES)
     }
 }
 
-impl Envelopes {
+impl EnvelopeReader {
     /// Makes a reader of messages of so many bytes at most.
     #[must_use]
     pub const fn limited(max: usize) -> Self {
@@ -50,7 +50,7 @@ impl Envelopes {
     }
 
     /// Takes the bytes of the next message off `bytes`. Errors: there is no message, and nothing after it counts.
-    pub fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Vec<u8>>, Status> {
+    pub fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Vec<u8>>, GrpcStatus> {
         if self.message.is_none() {
             let (head, rest) = bytes.split_at(bytes.len().min(HEAD_BYTES - self.head.len()));
             self.head.extend_from_slice(head);
@@ -63,13 +63,13 @@ impl Envelopes {
             };
             if flag != 0 {
                 let text = "a compressed message, which was not asked for";
-                return Err(Status::new(Code::INTERNAL, text));
+                return Err(GrpcStatus::new(GrpcCode::INTERNAL, text));
             }
             let len = usize::try_from(u32::from_be_bytes(len)).unwrap_or(usize::MAX);
             if len > self.max {
                 let max = self.max;
                 let text = format!("grpc: received message larger than max ({len} vs. {max})");
-                return Err(Status::new(Code::RESOURCE_EXHAUSTED, text));
+                return Err(GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, text));
             }
             self.head.clear();
             self.message = Some((Vec::with_capacity(len.min(FIRST_BYTES)), len));
@@ -107,7 +107,7 @@ mod tests {
         let messages = [&b"one"[..], b"", &[7; 100_000], b"x"];
         let bytes = messages.map(wrap).concat();
         for size in [1, 4, 5, 6, 1000, bytes.len()] {
-            let (mut envelopes, mut all) = (Envelopes::default(), Vec::new());
+            let (mut envelopes, mut all) = (EnvelopeReader::default(), Vec::new());
             for mut piece in bytes.chunks(size) {
                 while !piece.is_empty() {
                     all.extend(envelopes.take(&mut piece).expect("messages"));
@@ -121,17 +121,24 @@ mod tests {
     #[test]
     fn refused() {
         // CRI-98
-        let code = |mut bytes: &[u8]| Envelopes::default().take(&mut bytes).map_err(|e| e.code);
-        assert_eq!(code(&[1, 0, 0, 0, 0]), Err(Code::INTERNAL));
-        assert_eq!(code(&[0, 1, 0, 0, 1]), Err(Code::RESOURCE_EXHAUSTED));
+        let code = |mut bytes: &[u8]| {
+            EnvelopeReader::default()
+                .take(&mut bytes)
+                .map_err(|e| e.code)
+        };
+        assert_eq!(code(&[1, 0, 0, 0, 0]), Err(GrpcCode::INTERNAL));
+        assert_eq!(code(&[0, 1, 0, 0, 1]), Err(GrpcCode::RESOURCE_EXHAUSTED));
         assert_eq!(code(&[0, 1, 0, 0, 0]), Ok(None));
-        let mut small = Envelopes::limited(3);
+        let mut small = EnvelopeReader::limited(3);
         assert_eq!(small.take(&mut &[0, 0, 0, 0, 3][..]), Ok(None));
-        let mut small = Envelopes::limited(3);
+        let mut small = EnvelopeReader::limited(3);
         let refused = small.take(&mut &[0, 0, 0, 0, 4][..]);
-        assert_eq!(refused.map_err(|e| e.code), Err(Code::RESOURCE_EXHAUSTED));
+        assert_eq!(
+            refused.map_err(|e| e.code),
+            Err(GrpcCode::RESOURCE_EXHAUSTED)
+        );
         // A length alone takes no such room.
-        let mut envelopes = Envelopes::default();
+        let mut envelopes = EnvelopeReader::default();
         assert_eq!(envelopes.take(&mut &[0, 1, 0, 0, 0, 9][..]), Ok(None));
         assert!(envelopes.held_bytes() <= FIRST_BYTES && !envelopes.is_between());
     }

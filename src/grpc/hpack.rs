@@ -15,11 +15,11 @@ const ENTRY_BYTES: usize = 32;
 const MAX_RESIZES: usize = 4;
 
 /// Name and value.
-pub type Field = (Vec<u8>, Vec<u8>);
+pub type HeaderField = (Vec<u8>, Vec<u8>);
 
 /// Reason why bytes are no block of headers.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum Error {
+pub enum HpackError {
     /// The block ends too early.
     #[error("a header that is cut")]
     Cut,
@@ -40,13 +40,13 @@ pub enum Error {
 /// Entries of the dynamic table, the newest first. Those of one name may share it: a literal names an entry by two bytes, and
 /// would copy a name as long as the table.
 #[derive(Debug)]
-struct Table {
+struct DynamicTable {
     entries: VecDeque<(Arc<[u8]>, Vec<u8>)>,
     bytes: usize,
     max_bytes: usize,
 }
 
-impl Table {
+impl DynamicTable {
     const fn new(max_bytes: usize) -> Self {
         Self {
             entries: VecDeque::new(),
@@ -86,23 +86,27 @@ const fn size(name: &[u8], value: &[u8]) -> usize {
 
 /// Reads the blocks of one direction of a connection.
 #[derive(Debug)]
-pub struct Decoder {
-    table: Table,
+pub struct HpackDecoder {
+    table: DynamicTable,
 }
 
-impl Default for Decoder {
+impl Default for HpackDecoder {
     fn default() -> Self {
         Self {
-            table: Table::new(TABLE_BYTES),
+            table: DynamicTable::new(TABLE_BYTES),
         }
     }
 }
 
-impl Decoder {
+impl HpackDecoder {
     /// Reads a whole block: at most `max_bytes` of fields, each counted with 32 bytes beside its text. `None`: there are more.
     /// The table is as it should be then, so that the connection can go on.
-    pub fn decode(&mut self, block: &[u8], max_bytes: usize) -> Result<Option<Vec<Field>>, Error> {
-        let mut input = Input { bytes: block };
+    pub fn decode(
+        &mut self,
+        block: &[u8],
+        max_bytes: usize,
+    ) -> Result<Option<Vec<HeaderField>>, HpackError> {
+        let mut input = HpackInput { bytes: block };
         let (mut fields, mut bytes, mut resizes) = (Vec::new(), 0, 0);
         while let Some(&first) = input.bytes.first() {
             // Nothing that an entry of a table says is copied before the limit has let it: a byte may stand for a whole table.
@@ -116,7 +120,7 @@ impl Decoder {
                 let size = usize::try_from(input.integer(5)?).unwrap_or(usize::MAX);
                 resizes += 1;
                 if size > TABLE_BYTES || bytes > 0 || resizes > MAX_RESIZES {
-                    return Err(Error::Resize);
+                    return Err(HpackError::Resize);
                 }
                 self.table.resize(size);
             } else {
@@ -134,13 +138,13 @@ impl Decoder {
         Ok((bytes <= max_bytes).then_some(fields))
     }
 
-    fn entry(&self, index: u64) -> Result<(&[u8], &[u8]), Error> {
-        let place = usize::try_from(index).map_err(|_| Error::Number)?;
-        let place = place.checked_sub(1).ok_or(Error::Reference)?;
+    fn entry(&self, index: u64) -> Result<(&[u8], &[u8]), HpackError> {
+        let place = usize::try_from(index).map_err(|_| HpackError::Number)?;
+        let place = place.checked_sub(1).ok_or(HpackError::Reference)?;
         if let Some((name, value)) = STATIC.get(place) {
             return Ok((name.as_bytes(), value.as_bytes()));
         }
-        let (name, value) = self.added(index).ok_or(Error::Reference)?;
+        let (name, value) = self.added(index).ok_or(HpackError::Reference)?;
         Ok((name, value))
     }
 
@@ -152,9 +156,9 @@ impl Decoder {
 
     fn literal(
         &self,
-        input: &mut Input<'_>,
+        input: &mut HpackInput<'_>,
         prefix_bits: u32,
-    ) -> Result<(Arc<[u8]>, Vec<u8>), Error> {
+    ) -> Result<(Arc<[u8]>, Vec<u8>), HpackError> {
         let index = input.integer(prefix_bits)?;
         let name = match self.added(index) {
             Some((name, _)) => Arc::clone(name),
@@ -165,19 +169,19 @@ impl Decoder {
     }
 }
 
-struct Input<'a> {
+struct HpackInput<'a> {
     bytes: &'a [u8],
 }
 
-impl Input<'_> {
-    fn byte(&mut self) -> Result<u8, Error> {
-        let (first, rest) = self.bytes.split_first().ok_or(Error::Cut)?;
+impl HpackInput<'_> {
+    fn byte(&mut self) -> Result<u8, HpackError> {
+        let (first, rest) = self.bytes.split_first().ok_or(HpackError::Cut)?;
         self.bytes = rest;
         Ok(*first)
     }
 
     /// Section 5.1.
-    fn integer(&mut self, prefix_bits: u32) -> Result<u64, Error> {
+    fn integer(&mut self, prefix_bits: u32) -> Result<u64, HpackError> {
         let mask = (1_u8 << prefix_bits) - 1;
         let mut value = u64::from(self.byte()? & mask);
         if value < u64::from(mask) {
@@ -190,14 +194,14 @@ impl Input<'_> {
                 return Ok(value);
             }
         }
-        Err(Error::Number)
+        Err(HpackError::Number)
     }
 
     /// Section 5.2.
-    fn text(&mut self) -> Result<Vec<u8>, Error> {
+    fn text(&mut self) -> Result<Vec<u8>, HpackError> {
         let coded = self.bytes.first().is_some_and(|b| b & 0x80 != 0);
         let len = usize::try_from(self.integer(7)?).unwrap_or(usize::MAX);
-        let (text, rest) = self.bytes.split_at_checked(len).ok_or(Error::Cut)?;
+        let (text, rest) = self.bytes.split_at_checked(len).ok_or(HpackError::Cut)?;
         self.bytes = rest;
         if coded {
             unpack(text)
@@ -209,22 +213,22 @@ impl Input<'_> {
 
 /// Writes the blocks of one direction of a connection.
 #[derive(Debug)]
-pub struct Encoder {
-    table: Table,
+pub struct HpackEncoder {
+    table: DynamicTable,
     /// The smallest size that the reader has asked for since the last block, if any.
     resized: Option<usize>,
 }
 
-impl Default for Encoder {
+impl Default for HpackEncoder {
     fn default() -> Self {
         Self {
-            table: Table::new(TABLE_BYTES),
+            table: DynamicTable::new(TABLE_BYTES),
             resized: None,
         }
     }
 }
 
-impl Encoder {
+impl HpackEncoder {
     /// The reader offers a table of so many bytes; no more than [`TABLE_BYTES`] of it are used.
     pub fn resize(&mut self, max_bytes: usize) {
         let max_bytes = max_bytes.min(TABLE_BYTES);
@@ -464,7 +468,7 @@ const CODE: [u32; 256] = {
 
 /// Undoes the Huffman code of appendix B. It is canonical: codes of one length follow each other, so that a code is found by
 /// counting.
-fn unpack(bytes: &[u8]) -> Result<Vec<u8>, Error> {
+fn unpack(bytes: &[u8]) -> Result<Vec<u8>, HpackError> {
     let mut out = Vec::new();
     let (mut code, mut bits) = (0_u32, 0_u8);
     // First code of the current length, as far as it is known, and the place of its byte.
@@ -477,7 +481,7 @@ fn unpack(bytes: &[u8]) -> Result<Vec<u8>, Error> {
         bits += 1;
         first <<= 1;
         if bits > LONGEST_CODE_BITS {
-            return Err(Error::Code);
+            return Err(HpackError::Code);
         }
         let count = CODES[usize::from(bits)];
         if code.wrapping_sub(first) < count {
@@ -491,7 +495,7 @@ fn unpack(bytes: &[u8]) -> Result<Vec<u8>, Error> {
     }
     // The remaining bits must be the beginning of the longest code, which is all ones.
     if bits > 7 || code != (1 << bits) - 1 {
-        return Err(Error::Code);
+        return Err(HpackError::Code);
     }
     Ok(out)
 }
@@ -512,7 +516,7 @@ mod tests {
         digits.chunks(2).map(value).collect()
     }
 
-    fn texts(fields: &[Field]) -> Vec<(&str, &str)> {
+    fn texts(fields: &[HeaderField]) -> Vec<(&str, &str)> {
         let text = |bytes| core::str::from_utf8(bytes).expect("text");
         fields.iter().map(|(n, v)| (text(n), text(v))).collect()
     }
@@ -556,7 +560,7 @@ mod tests {
                 "Mon, 21 Oct 2013 20:13:21 GMT",
             ),
         ] {
-            let fields = Decoder::default().decode(&hex(block), MAX_BYTES);
+            let fields = HpackDecoder::default().decode(&hex(block), MAX_BYTES);
             let fields = fields.expect(block).expect("short");
             assert_eq!(texts(&fields), [(name, value)], "{block}");
         }
@@ -565,7 +569,7 @@ mod tests {
     #[test]
     fn requests_of_the_standard() {
         // Appendix C.4: three requests on one connection.
-        let (mut decoder, mut encoder) = (Decoder::default(), Encoder::default());
+        let (mut decoder, mut encoder) = (HpackDecoder::default(), HpackEncoder::default());
         let first = [
             (":method", "GET"),
             (":scheme", "http"),
@@ -610,7 +614,7 @@ mod tests {
     #[test]
     fn answers_of_the_standard() {
         // Appendix C.6: a table of 256 bytes, in which entries drive others out.
-        let mut decoder = Decoder::default();
+        let mut decoder = HpackDecoder::default();
         decoder.table.resize(256);
         let date = "Mon, 21 Oct 2013 20:13:21 GMT";
         let location = "https://www.example.com";
@@ -659,9 +663,9 @@ mod tests {
 
     #[test]
     fn a_table_that_changes_its_size() {
-        let (mut decoder, mut encoder) = (Decoder::default(), Encoder::default());
+        let (mut decoder, mut encoder) = (HpackDecoder::default(), HpackEncoder::default());
         let fields = [("a", "1"), ("authorization", "Bearer x"), ("b", "2")];
-        let mut pass = |encoder: &mut Encoder| {
+        let mut pass = |encoder: &mut HpackEncoder| {
             let mut block = Vec::new();
             encoder.encode(bytes(&fields), &mut block);
             let read = decoder.decode(&block, MAX_BYTES).expect("a block");
@@ -688,7 +692,7 @@ mod tests {
         put_integer(&mut block, 0, 7, value.len());
         block.extend(value);
         block.extend([0xbe; 16 * 1024]);
-        let mut decoder = Decoder::default();
+        let mut decoder = HpackDecoder::default();
         assert_eq!(decoder.decode(&block, MAX_BYTES), Ok(None));
         // The entries that the block added to the table stay there.
         let next = decoder.decode(&[0xbe], MAX_BYTES).expect("a block");
@@ -698,7 +702,10 @@ mod tests {
         assert_eq!(decoder.decode(&named, MAX_BYTES), Ok(None));
         assert!(decoder.table.bytes <= TABLE_BYTES);
         assert_eq!(decoder.table.entries.len(), TABLE_BYTES / 33);
-        assert_eq!(decoder.decode(&[0x20; 5], MAX_BYTES), Err(Error::Resize));
+        assert_eq!(
+            decoder.decode(&[0x20; 5], MAX_BYTES),
+            Err(HpackError::Resize)
+        );
     }
 
     #[test]
@@ -708,7 +715,7 @@ mod tests {
         put_integer(&mut named, 0, 7, name.len());
         named.extend(name);
         named.push(0);
-        let mut decoder = Decoder::default();
+        let mut decoder = HpackDecoder::default();
         decoder.decode(&named, MAX_BYTES).expect("a block");
         let made = decoder.table.entries[0].0.clone();
         // A few bytes each name the newest entry: kept in the table, and not.
@@ -730,19 +737,19 @@ mod tests {
     #[test]
     fn refused() {
         for (block, why) in [
-            ("80", Error::Reference),
-            ("be", Error::Reference),
-            ("7e 00", Error::Reference),
-            ("ff 80 80 80 80 80 01", Error::Number),
-            ("40", Error::Cut),
-            ("4005", Error::Cut),
-            ("40 01 61 85 ffffffff ff", Error::Code),
-            ("40 01 61 81 00", Error::Code),
-            ("3f e2 1f", Error::Resize),
-            ("82 20", Error::Resize),
-            ("41 82 64", Error::Cut),
+            ("80", HpackError::Reference),
+            ("be", HpackError::Reference),
+            ("7e 00", HpackError::Reference),
+            ("ff 80 80 80 80 80 01", HpackError::Number),
+            ("40", HpackError::Cut),
+            ("4005", HpackError::Cut),
+            ("40 01 61 85 ffffffff ff", HpackError::Code),
+            ("40 01 61 81 00", HpackError::Code),
+            ("3f e2 1f", HpackError::Resize),
+            ("82 20", HpackError::Resize),
+            ("41 82 64", HpackError::Cut),
         ] {
-            let read = Decoder::default().decode(&hex(block), MAX_BYTES);
+            let read = HpackDecoder::default().decode(&hex(block), MAX_BYTES);
             assert_eq!(read, Err(why), "{block}");
         }
     }
@@ -753,13 +760,13 @@ mod tests {
         for text in [&all[..], b"", &[0xff; 200], &[b'e'; 200]] {
             let mut block = vec![0, 1, b'n'];
             put_text(&mut block, text);
-            let read = Decoder::default().decode(&block, MAX_BYTES);
+            let read = HpackDecoder::default().decode(&block, MAX_BYTES);
             assert_eq!(read.expect("a block").expect("short")[0].1, text);
         }
         for value in [0, 30, 31, 127, 128, 1337, 1 << 20] {
             let mut out = Vec::new();
             put_integer(&mut out, 0, 5, value);
-            let read = Input { bytes: &out }.integer(5);
+            let read = HpackInput { bytes: &out }.integer(5);
             assert_eq!(read.ok(), u64::try_from(value).ok());
         }
     }
@@ -771,7 +778,7 @@ mod tests {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             seed.to_be_bytes()[0]
         };
-        let mut decoder = Decoder::default();
+        let mut decoder = HpackDecoder::default();
         for _ in 0..2000 {
             let len = byte() % 40;
             let block: Vec<u8> = (0..len).map(|_| byte()).collect();

@@ -22,4 +22,4 @@ mod session;
 pub mod status;
 mod table;
 
-pub use session::{Pipe, Sleep, Time};
+pub use session::{BytePipe, ConnectionClock, SleepFuture};

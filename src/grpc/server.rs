@@ -1,4 +1,4 @@
-//! Answers to the calls of one client: [`serve`] runs a [`Handler`] for each of them.
+//! Answers to the calls of one client: [`serve`] runs a [`CallHandler`] for each of them.
 //!
 //! A handler is dropped when its client gives the call up, when the call has taken longer than it may, and when the
 //! connection ends.
@@ -10,25 +10,29 @@ use smol::{LocalExecutor, Task, future::or};
 
 use crate::{
     envelope,
-    hpack::Field,
-    http2::{Role, StreamId},
+    hpack::HeaderField,
+    http2::{ConnectionRole, Http2StreamId},
     proto::{self, Limits, Message},
-    session::{Pipe, Session, Shared, Time, drive},
-    status::{Code, Status, timeout, trailers},
-    table::Table,
+    session::{BytePipe, ConnectionClock, GrpcSession, SharedSession, drive},
+    status::{GrpcCode, GrpcStatus, timeout, trailers},
+    table::StreamTable,
 };
 
 /// Function that answers a call. The result of its future is the end of the call.
-pub type Handler = Rc<dyn Fn(Exchange) -> Answering>;
+pub type CallHandler = Rc<dyn Fn(ServerCall) -> CallFuture>;
 /// A call that is being answered.
-pub type Answering = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
+pub type CallFuture = Pin<Box<dyn Future<Output = Result<(), GrpcStatus>>>>;
 
 /// Answers a client until its connection ends, and says why it did.
-pub async fn serve(pipe: impl Pipe + 'static, handler: Handler, time: Rc<dyn Time>) -> Status {
-    let session = Rc::new(RefCell::new(Session::new(Role::Server)));
+pub async fn serve(
+    pipe: impl BytePipe + 'static,
+    handler: CallHandler,
+    time: Rc<dyn ConnectionClock>,
+) -> GrpcStatus {
+    let session = Rc::new(RefCell::new(GrpcSession::new(ConnectionRole::Server)));
     let executor = LocalExecutor::new();
     let driver = drive(Box::pin(pipe), session.clone(), time.clone());
-    let mut calls: Table<Task<()>> = Table::new();
+    let mut calls: StreamTable<Task<()>> = StreamTable::new();
     let accept = async {
         // Bounded: each turn waits for what the driver brings, which gives others theirs.
         loop {
@@ -49,12 +53,17 @@ pub async fn serve(pipe: impl Pipe + 'static, handler: Handler, time: Rc<dyn Tim
 }
 
 /// Answers one call.
-async fn answer(id: StreamId, session: Shared, handler: Handler, time: Rc<dyn Time>) {
-    let asked = Asked::read(session.borrow().fields(id).0);
+async fn answer(
+    id: Http2StreamId,
+    session: SharedSession,
+    handler: CallHandler,
+    time: Rc<dyn ConnectionClock>,
+) {
+    let asked = CallHeaders::read(session.borrow().fields(id).0);
     let end = match asked {
         Ok(asked) => {
             let late = asked.timeout.map(|timeout| time.sleep(timeout));
-            let exchange = Exchange {
+            let exchange = ServerCall {
                 session: session.clone(),
                 id,
                 asked,
@@ -66,7 +75,7 @@ async fn answer(id: StreamId, session: Shared, handler: Handler, time: Rc<dyn Ti
                     None => core::future::pending().await,
                 }
                 let text = "context deadline exceeded";
-                Err(Status::new(Code::DEADLINE_EXCEEDED, text))
+                Err(GrpcStatus::new(GrpcCode::DEADLINE_EXCEEDED, text))
             };
             let end = trailers(&or(work, late).await);
             // Without an answer, headers and trailers are one.
@@ -83,7 +92,7 @@ async fn answer(id: StreamId, session: Shared, handler: Handler, time: Rc<dyn Ti
     session.close(id);
 }
 
-fn head() -> Vec<Field> {
+fn head() -> Vec<HeaderField> {
     vec![
         (b":status".to_vec(), b"200".to_vec()),
         (b"content-type".to_vec(), b"application/grpc".to_vec()),
@@ -91,15 +100,15 @@ fn head() -> Vec<Field> {
 }
 
 /// Path, timeout and metadata of a call, read from its headers.
-struct Asked {
+struct CallHeaders {
     path: String,
     timeout: Option<core::time::Duration>,
-    metadata: Vec<Field>,
+    metadata: Vec<HeaderField>,
 }
 
-impl Asked {
+impl CallHeaders {
     /// Reads the headers of a call. Errors: they are no call's; the fields are the answer.
-    fn read(fields: &[Field]) -> Result<Self, Vec<Field>> {
+    fn read(fields: &[HeaderField]) -> Result<Self, Vec<HeaderField>> {
         let value = |wanted: &str| {
             let found = fields.iter().find(|(name, _)| name == wanted.as_bytes());
             found.map(|(_, value)| value.as_slice())
@@ -113,7 +122,7 @@ impl Asked {
             return Err(refused("415"));
         }
         let malformed = || {
-            let status = Status::new(Code::INTERNAL, "malformed grpc-timeout");
+            let status = GrpcStatus::new(GrpcCode::INTERNAL, "malformed grpc-timeout");
             [head(), trailers(&Err(status))].concat()
         };
         let limit = value("grpc-timeout").map(|text| timeout(text).ok_or_else(malformed));
@@ -126,13 +135,13 @@ impl Asked {
 }
 
 /// A call that came in: its question, and the way for its answers.
-pub struct Exchange {
-    session: Shared,
-    id: StreamId,
-    asked: Asked,
+pub struct ServerCall {
+    session: SharedSession,
+    id: Http2StreamId,
+    asked: CallHeaders,
 }
 
-impl Exchange {
+impl ServerCall {
     /// `/package.Service/Method`.
     #[must_use]
     pub fn path(&self) -> &str {
@@ -141,18 +150,18 @@ impl Exchange {
 
     /// Header fields of the call, all of them.
     #[must_use]
-    pub fn metadata(&self) -> &[Field] {
+    pub fn metadata(&self) -> &[HeaderField] {
         &self.asked.metadata
     }
 
     /// The next message that is asked; `None` after the last.
-    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Status> {
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, GrpcStatus> {
         poll_fn(|cx| self.session.borrow_mut().poll_next(self.id, cx)).await
     }
 
     /// The only message that is asked.
-    pub async fn request<Q: Message + Default>(&mut self) -> Result<Q, Status> {
-        let odd = |text: String| Status::new(Code::INTERNAL, text);
+    pub async fn request<Q: Message + Default>(&mut self) -> Result<Q, GrpcStatus> {
+        let odd = |text: String| GrpcStatus::new(GrpcCode::INTERNAL, text);
         let bytes = self.next().await?;
         let bytes = bytes.ok_or_else(|| odd("the call asks nothing".into()))?;
         if self.next().await?.is_some() {
@@ -165,12 +174,12 @@ impl Exchange {
     }
 
     /// Sends an answer, once little of those before it waits to be sent.
-    pub async fn answer(&mut self, answer: &mut dyn Message) -> Result<(), Status> {
+    pub async fn answer(&mut self, answer: &mut dyn Message) -> Result<(), GrpcStatus> {
         self.send(&proto::encode(answer)).await
     }
 
     /// Sends the bytes of an answer, once little of those before it waits to be sent.
-    pub async fn send(&mut self, message: &[u8]) -> Result<(), Status> {
+    pub async fn send(&mut self, message: &[u8]) -> Result<(), GrpcStatus> {
         let mut bytes = envelope::wrap(message);
         self.session.borrow_mut().begin(self.id, &head());
         poll_fn(|cx| {

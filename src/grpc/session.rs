@@ -21,11 +21,11 @@ use std::{
 use smol::io::{AsyncRead, AsyncWrite};
 
 use crate::{
-    envelope::Envelopes,
-    hpack::Field,
-    http2::{Connection, Event, Reason, Role, StreamId},
-    status::{Code, Status},
-    table::Table,
+    envelope::EnvelopeReader,
+    hpack::HeaderField,
+    http2::{ConnectionRole, Http2Connection, Http2ErrorCode, Http2Event, Http2StreamId},
+    status::{GrpcCode, GrpcStatus},
+    table::StreamTable,
 };
 
 /// Bytes of messages of one stream that wait for their reader, above which it gets no more window; and what each message counts
@@ -47,32 +47,32 @@ const PIECES_A_TURN: u32 = 16;
 const KEPT_BYTES: usize = 4096;
 
 /// A wait that is over once.
-pub type Sleep = Pin<Box<dyn Future<Output = ()>>>;
+pub type SleepFuture = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Clock and timers of a connection.
-pub trait Time {
+pub trait ConnectionClock {
     /// Time since any fixed moment.
     fn now(&self) -> Duration;
     /// Waits so long.
-    fn sleep(&self, time: Duration) -> Sleep;
+    fn sleep(&self, time: Duration) -> SleepFuture;
 }
 
 /// A way to the peer.
-pub trait Pipe: AsyncRead + AsyncWrite {}
-impl<P: AsyncRead + AsyncWrite> Pipe for P {}
+pub trait BytePipe: AsyncRead + AsyncWrite {}
+impl<P: AsyncRead + AsyncWrite> BytePipe for P {}
 
 /// Handle to a session; its holders share it.
-pub(crate) type Shared = Rc<RefCell<Session>>;
+pub(crate) type SharedSession = Rc<RefCell<GrpcSession>>;
 
-pub(crate) struct Session {
-    http: Connection,
-    role: Role,
-    streams: Table<Incoming>,
+pub(crate) struct GrpcSession {
+    http: Http2Connection,
+    role: ConnectionRole,
+    streams: StreamTable<IncomingStream>,
     /// Streams that the peer opened, and those that are over before they were answered: for the server.
-    opened: Vec<StreamId>,
+    opened: Vec<Http2StreamId>,
     /// The last opened stream: trailers of one that was answered already open no other.
-    newest: StreamId,
-    cancelled: BTreeSet<StreamId>,
+    newest: Http2StreamId,
+    cancelled: BTreeSet<Http2StreamId>,
     /// Tasks to wake: the one that looks at the opened and the cancelled streams, and the one that runs [`drive`].
     server: Option<Waker>,
     driver: Option<Waker>,
@@ -82,16 +82,16 @@ pub(crate) struct Session {
     heard: Duration,
     /// Set if no more streams will be opened by this side.
     is_abandoned: bool,
-    over: Option<Status>,
+    over: Option<GrpcStatus>,
 }
 
 /// Bytes and events of a stream that have come in.
 #[derive(Default)]
-struct Incoming {
-    head: Option<Vec<Field>>,
+struct IncomingStream {
+    head: Option<Vec<HeaderField>>,
     /// The server has sent headers.
     is_answered: bool,
-    envelopes: Envelopes,
+    envelopes: EnvelopeReader,
     messages: VecDeque<Vec<u8>>,
     unread_bytes: usize,
     /// Window that is not granted until messages have been read, and since when.
@@ -100,12 +100,12 @@ struct Incoming {
     /// Set if the reader itself limits the time that it leaves messages unread.
     is_patient: bool,
     /// End of the stream: trailers, or a failure.
-    end: Option<Result<Vec<Field>, Status>>,
+    end: Option<Result<Vec<HeaderField>, GrpcStatus>>,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
 
-impl Incoming {
+impl IncomingStream {
     fn bytes(&self) -> usize {
         self.unread_bytes + self.envelopes.held_bytes()
     }
@@ -116,7 +116,7 @@ impl Incoming {
     }
 
     /// The first end counts.
-    fn end(&mut self, end: Result<Vec<Field>, Status>) {
+    fn end(&mut self, end: Result<Vec<HeaderField>, GrpcStatus>) {
         self.end.get_or_insert(end);
         self.wake();
     }
@@ -130,16 +130,16 @@ fn wake(waker: &mut Option<Waker>) {
     }
 }
 
-fn pairs(fields: &[Field]) -> impl Iterator<Item = (&[u8], &[u8])> {
+fn pairs(fields: &[HeaderField]) -> impl Iterator<Item = (&[u8], &[u8])> {
     fields.iter().map(|(n, v)| (n.as_slice(), v.as_slice()))
 }
 
-impl Session {
-    pub(crate) fn new(role: Role) -> Self {
+impl GrpcSession {
+    pub(crate) fn new(role: ConnectionRole) -> Self {
         Self {
-            http: Connection::new(role),
+            http: Http2Connection::new(role),
             role,
-            streams: Table::new(),
+            streams: StreamTable::new(),
             opened: Vec::new(),
             newest: 0,
             cancelled: BTreeSet::new(),
@@ -160,23 +160,23 @@ impl Session {
     /// Opens a stream as soon as there is room.
     pub(crate) fn poll_open(
         &mut self,
-        fields: &[Field],
+        fields: &[HeaderField],
         cx: &Context<'_>,
-    ) -> Poll<Result<StreamId, Status>> {
+    ) -> Poll<Result<Http2StreamId, GrpcStatus>> {
         if let Some(status) = &self.over {
             return Poll::Ready(Err(status.clone()));
         }
         if let Ok(id) = self.http.open(pairs(fields)) {
-            self.streams.insert(id, Incoming::default());
+            self.streams.insert(id, IncomingStream::default());
             wake(&mut self.driver);
             return Poll::Ready(Ok(id));
         }
         if self.is_leaving() {
-            let status = Status::new(Code::UNAVAILABLE, "the server went away");
+            let status = GrpcStatus::new(GrpcCode::UNAVAILABLE, "the server went away");
             return Poll::Ready(Err(status));
         }
         if self.waiting.len() >= MAX_WAITING_CALLS {
-            let status = Status::new(Code::RESOURCE_EXHAUSTED, "too many calls wait");
+            let status = GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, "too many calls wait");
             return Poll::Ready(Err(status));
         }
         self.waiting.push(cx.waker().clone());
@@ -184,7 +184,7 @@ impl Session {
     }
 
     /// Sends headers of an answer, unless that has been done.
-    pub(crate) fn begin(&mut self, id: StreamId, fields: &[Field]) {
+    pub(crate) fn begin(&mut self, id: Http2StreamId, fields: &[HeaderField]) {
         if let Some(stream) = self.streams.get_mut(id)
             && !stream.is_answered
         {
@@ -194,7 +194,7 @@ impl Session {
     }
 
     /// Returns true if [`Self::begin`] has been called.
-    pub(crate) fn is_begun(&self, id: StreamId) -> bool {
+    pub(crate) fn is_begun(&self, id: Http2StreamId) -> bool {
         self.streams
             .get(id)
             .is_some_and(|stream| stream.is_answered)
@@ -203,10 +203,10 @@ impl Session {
     /// Sends a message, once few of the bytes before it still wait. Errors: the stream is over.
     pub(crate) fn poll_send(
         &mut self,
-        id: StreamId,
+        id: Http2StreamId,
         bytes: &mut Vec<u8>,
         cx: &Context<'_>,
-    ) -> Poll<Result<(), Status>> {
+    ) -> Poll<Result<(), GrpcStatus>> {
         let Some(stream) = self.streams.get_mut(id) else {
             return Poll::Ready(Err(self.gone()));
         };
@@ -223,18 +223,18 @@ impl Session {
     }
 
     /// Sends it, however much waits before it. Nothing if the stream is over.
-    pub(crate) fn push(&mut self, id: StreamId, bytes: Vec<u8>) {
+    pub(crate) fn push(&mut self, id: Http2StreamId, bytes: Vec<u8>) {
         self.http.send(id, bytes);
         wake(&mut self.driver);
     }
 
-    fn gone(&self) -> Status {
-        let gone = || Status::new(Code::CANCELED, "the call is over");
+    fn gone(&self) -> GrpcStatus {
+        let gone = || GrpcStatus::new(GrpcCode::CANCELED, "the call is over");
         self.over.clone().unwrap_or_else(gone)
     }
 
     /// Ends this side of the stream: only these trailers are still sent.
-    pub(crate) fn end(&mut self, id: StreamId, trailers: Vec<Field>) {
+    pub(crate) fn end(&mut self, id: Http2StreamId, trailers: Vec<HeaderField>) {
         self.http.end(id, trailers);
         wake(&mut self.driver);
     }
@@ -242,9 +242,9 @@ impl Session {
     /// The next message; `None` at the end, and then the trailers are there.
     pub(crate) fn poll_next(
         &mut self,
-        id: StreamId,
+        id: Http2StreamId,
         cx: &Context<'_>,
-    ) -> Poll<Result<Option<Vec<u8>>, Status>> {
+    ) -> Poll<Result<Option<Vec<u8>>, GrpcStatus>> {
         let Some(stream) = self.streams.get_mut(id) else {
             return Poll::Ready(Err(self.gone()));
         };
@@ -272,19 +272,19 @@ impl Session {
     }
 
     /// Lets the stream take messages of so many bytes at most from now on, and wait for its reader without end.
-    pub(crate) fn settle(&mut self, id: StreamId, max_message: usize) {
+    pub(crate) fn settle(&mut self, id: Http2StreamId, max_message: usize) {
         if let Some(stream) = self.streams.get_mut(id) {
             stream.is_patient = true;
-            stream.envelopes = Envelopes::limited(max_message);
+            stream.envelopes = EnvelopeReader::limited(max_message);
         }
     }
 
     /// Waits for the headers of an answer, or for its end.
     pub(crate) fn poll_head(
         &mut self,
-        id: StreamId,
+        id: Http2StreamId,
         cx: &Context<'_>,
-    ) -> Poll<Result<Vec<Field>, Status>> {
+    ) -> Poll<Result<Vec<HeaderField>, GrpcStatus>> {
         let Some(stream) = self.streams.get_mut(id) else {
             return Poll::Ready(Err(self.gone()));
         };
@@ -315,7 +315,7 @@ impl Session {
     }
 
     /// Ready if more can be sent without waiting; if not, the task is woken when it can.
-    pub(crate) fn poll_room(&mut self, id: StreamId, cx: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_room(&mut self, id: Http2StreamId, cx: &Context<'_>) -> Poll<()> {
         match self.streams.get_mut(id) {
             Some(stream) if self.http.waiting_bytes(id) > MAX_UNSENT_BYTES => {
                 stream.writer = Some(cx.waker().clone());
@@ -326,7 +326,7 @@ impl Session {
     }
 
     /// Ready if all that was sent has gone out; if not, the task is woken when that may be so.
-    pub(crate) fn poll_sent(&mut self, id: StreamId, cx: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_sent(&mut self, id: Http2StreamId, cx: &Context<'_>) -> Poll<()> {
         match self.streams.get_mut(id) {
             Some(stream) if self.http.waiting_bytes(id) > 0 || self.http.has_output() => {
                 stream.writer = Some(cx.waker().clone());
@@ -337,7 +337,7 @@ impl Session {
     }
 
     /// Headers and trailers of a stream, as far as they are there.
-    pub(crate) fn fields(&self, id: StreamId) -> (&[Field], &[Field]) {
+    pub(crate) fn fields(&self, id: Http2StreamId) -> (&[HeaderField], &[HeaderField]) {
         let stream = self.streams.get(id);
         let head = stream.and_then(|stream| stream.head.as_deref());
         let end = stream.and_then(|stream| stream.end.as_ref()?.as_deref().ok());
@@ -345,7 +345,7 @@ impl Session {
     }
 
     /// Drops a stream that is no longer wanted. If it is not over, the peer is told.
-    pub(crate) fn forget(&mut self, id: StreamId, reason: Reason) {
+    pub(crate) fn forget(&mut self, id: Http2StreamId, reason: Http2ErrorCode) {
         self.streams.remove(id);
         self.http.reset(id, reason);
         self.wake_waiting();
@@ -353,7 +353,7 @@ impl Session {
     }
 
     /// Forgets a stream that the server has answered; its bytes still go out.
-    pub(crate) fn close(&mut self, id: StreamId) {
+    pub(crate) fn close(&mut self, id: Http2StreamId) {
         self.streams.remove(id);
     }
 
@@ -367,7 +367,7 @@ impl Session {
     pub(crate) fn poll_changes(
         &mut self,
         cx: &Context<'_>,
-    ) -> Poll<(Vec<StreamId>, BTreeSet<StreamId>)> {
+    ) -> Poll<(Vec<Http2StreamId>, BTreeSet<Http2StreamId>)> {
         if self.opened.is_empty() && self.cancelled.is_empty() {
             self.server = Some(cx.waker().clone());
             return Poll::Pending;
@@ -382,22 +382,22 @@ impl Session {
         }
     }
 
-    fn fail(&mut self, id: StreamId, status: Status) {
-        self.http.reset(id, Reason::CANCEL);
+    fn fail(&mut self, id: Http2StreamId, status: GrpcStatus) {
+        self.http.reset(id, Http2ErrorCode::CANCEL);
         if let Some(stream) = self.streams.get_mut(id) {
             stream.messages = VecDeque::new();
             stream.unread_bytes = 0;
             stream.unread = None;
-            stream.envelopes = Envelopes::default();
+            stream.envelopes = EnvelopeReader::default();
             stream.end(Err(status));
         }
-        if self.role == Role::Server {
+        if self.role == ConnectionRole::Server {
             self.cancelled.insert(id);
         }
     }
 
     /// The connection is over, for the first reason that there is.
-    fn finish(&mut self, status: Status) {
+    fn finish(&mut self, status: GrpcStatus) {
         let status = self.over.get_or_insert(status).clone();
         for (_, stream) in self.streams.iter_mut() {
             stream.end(Err(status.clone()));
@@ -405,21 +405,21 @@ impl Session {
         self.wake_waiting();
     }
 
-    fn event(&mut self, event: Event<'_>, now: Duration) {
+    fn event(&mut self, event: Http2Event<'_>, now: Duration) {
         match event {
-            Event::Headers { id, fields, is_end } => self.headers(id, fields, is_end),
-            Event::Data { id, bytes, is_end } => self.data(id, bytes, is_end, now),
-            Event::Reset { id, reason } => {
+            Http2Event::Headers { id, fields, is_end } => self.headers(id, fields, is_end),
+            Http2Event::Data { id, bytes, is_end } => self.data(id, bytes, is_end, now),
+            Http2Event::Reset { id, reason } => {
                 if let Some(stream) = self.streams.get_mut(id) {
-                    stream.end(Err(Status::of_reset(reason)));
+                    stream.end(Err(GrpcStatus::of_reset(reason)));
                 }
-                if self.role == Role::Server {
+                if self.role == ConnectionRole::Server {
                     self.cancelled.insert(id);
                 }
             }
-            Event::GoAway { last, .. } => {
-                let status = Status::new(Code::UNAVAILABLE, "the server went away");
-                if self.role == Role::Client {
+            Http2Event::GoAway { last, .. } => {
+                let status = GrpcStatus::new(GrpcCode::UNAVAILABLE, "the server went away");
+                if self.role == ConnectionRole::Client {
                     for (id, stream) in self.streams.iter_mut() {
                         if id > last {
                             stream.end(Err(status.clone()));
@@ -432,17 +432,17 @@ impl Session {
         }
     }
 
-    fn headers(&mut self, id: StreamId, fields: Option<Vec<Field>>, is_end: bool) {
-        if self.role == Role::Server && id > self.newest {
+    fn headers(&mut self, id: Http2StreamId, fields: Option<Vec<HeaderField>>, is_end: bool) {
+        if self.role == ConnectionRole::Server && id > self.newest {
             self.newest = id;
-            self.streams.insert(id, Incoming::default());
+            self.streams.insert(id, IncomingStream::default());
             self.opened.push(id);
         }
         let Some(stream) = self.streams.get_mut(id) else {
             return;
         };
         let Some(fields) = fields else {
-            let status = Status::new(Code::RESOURCE_EXHAUSTED, "headers that are too long");
+            let status = GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, "headers that are too long");
             return self.fail(id, status);
         };
         if stream.head.is_none() {
@@ -456,17 +456,20 @@ impl Session {
         }
     }
 
-    fn end_of_messages(&mut self, id: StreamId, trailers: Vec<Field>) {
+    fn end_of_messages(&mut self, id: Http2StreamId, trailers: Vec<HeaderField>) {
         if let Some(stream) = self.streams.get_mut(id) {
             if stream.envelopes.is_between() {
                 stream.end(Ok(trailers));
             } else {
-                stream.end(Err(Status::new(Code::INTERNAL, "a message that is cut")));
+                stream.end(Err(GrpcStatus::new(
+                    GrpcCode::INTERNAL,
+                    "a message that is cut",
+                )));
             }
         }
     }
 
-    fn data(&mut self, id: StreamId, mut bytes: &[u8], is_end: bool, now: Duration) {
+    fn data(&mut self, id: Http2StreamId, mut bytes: &[u8], is_end: bool, now: Duration) {
         let Some(stream) = self.streams.get_mut(id) else {
             return;
         };
@@ -487,8 +490,8 @@ impl Session {
                     stream.messages.push_back(message);
                 }
                 Ok(None) => {}
-                Err(status) if self.role == Role::Server => {
-                    stream.envelopes = Envelopes::default();
+                Err(status) if self.role == ConnectionRole::Server => {
+                    stream.envelopes = EnvelopeReader::default();
                     return stream.end(Err(status));
                 }
                 Err(status) => return self.fail(id, status),
@@ -497,7 +500,7 @@ impl Session {
         wake(&mut stream.reader);
         let all: usize = self.streams.iter().map(|(_, stream)| stream.bytes()).sum();
         if all > MAX_WAITING_BYTES {
-            return self.fail(id, Status::new(Code::RESOURCE_EXHAUSTED, UNREAD));
+            return self.fail(id, GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, UNREAD));
         }
         if is_end {
             self.end_of_messages(id, Vec::new());
@@ -505,7 +508,7 @@ impl Session {
     }
 
     /// Takes the bytes that came, behind those that were left before.
-    fn take(&mut self, held: &mut Vec<u8>, piece: &[u8], now: Duration) -> Result<(), Status> {
+    fn take(&mut self, held: &mut Vec<u8>, piece: &[u8], now: Duration) -> Result<(), GrpcStatus> {
         // The bytes of an unfinished frame are kept; mostly there are none.
         let joined = (!held.is_empty()).then(|| {
             held.extend_from_slice(piece);
@@ -515,7 +518,7 @@ impl Session {
         loop {
             let step = self.http.receive(rest, now);
             let step = step.map_err(|fault| {
-                Status::new(Code::UNAVAILABLE, format!("connection error: {fault}"))
+                GrpcStatus::new(GrpcCode::UNAVAILABLE, format!("connection error: {fault}"))
             })?;
             if step.taken == 0 {
                 held.extend_from_slice(rest);
@@ -532,11 +535,11 @@ impl Session {
     /// Reads the bytes that are there. Returns true if there may be more.
     fn read(
         &mut self,
-        pipe: &mut Pin<Box<dyn Pipe>>,
+        pipe: &mut Pin<Box<dyn BytePipe>>,
         held: &mut Vec<u8>,
         now: Duration,
         cx: &mut Context<'_>,
-    ) -> Result<bool, Status> {
+    ) -> Result<bool, GrpcStatus> {
         let mut piece = [0; PIECE_BYTES];
         for _ in 0..PIECES_A_TURN {
             match pipe.as_mut().poll_read(cx, &mut piece) {
@@ -556,10 +559,10 @@ impl Session {
     /// Writes the bytes that are there. Returns true if there may be more.
     fn write(
         &mut self,
-        pipe: &mut Pin<Box<dyn Pipe>>,
+        pipe: &mut Pin<Box<dyn BytePipe>>,
         now: Duration,
         cx: &mut Context<'_>,
-    ) -> Result<bool, Status> {
+    ) -> Result<bool, GrpcStatus> {
         for _ in 0..PIECES_A_TURN {
             let out = self.http.output(now);
             if out.is_empty() {
@@ -583,7 +586,10 @@ impl Session {
     fn end_waits(&mut self, now: Duration) -> Option<Duration> {
         // Bounded: by the streams that there are.
         while let Some(id) = self.http.stalled(now) {
-            self.fail(id, Status::new(Code::UNAVAILABLE, "the peer does not read"));
+            self.fail(
+                id,
+                GrpcStatus::new(GrpcCode::UNAVAILABLE, "the peer does not read"),
+            );
         }
         let unread = self.streams.iter().filter_map(|(id, stream)| {
             let since = stream.unread.filter(|_| !stream.is_patient)?;
@@ -591,7 +597,7 @@ impl Session {
         });
         let (late, soon): (Vec<_>, Vec<_>) = unread.partition(|(_, due)| *due <= now);
         for (id, _) in late {
-            self.fail(id, Status::new(Code::RESOURCE_EXHAUSTED, UNREAD));
+            self.fail(id, GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, UNREAD));
         }
         let soon = soon.into_iter().map(|(_, due)| due);
         soon.chain(self.http.timeout()).min()
@@ -614,25 +620,25 @@ impl Session {
     }
 }
 
-fn broken(why: &str) -> Status {
-    Status::new(Code::UNAVAILABLE, format!("connection error: {why}"))
+fn broken(why: &str) -> GrpcStatus {
+    GrpcStatus::new(GrpcCode::UNAVAILABLE, format!("connection error: {why}"))
 }
 
 /// Reads and writes until the connection ends, and says why it did. Dropped before, it ends the connection.
 pub(crate) async fn drive(
-    mut pipe: Pin<Box<dyn Pipe>>,
-    session: Shared,
-    time: Rc<dyn Time>,
-) -> Status {
-    struct Guard(Shared);
-    impl Drop for Guard {
+    mut pipe: Pin<Box<dyn BytePipe>>,
+    session: SharedSession,
+    time: Rc<dyn ConnectionClock>,
+) -> GrpcStatus {
+    struct SessionGuard(SharedSession);
+    impl Drop for SessionGuard {
         fn drop(&mut self) {
             self.0.borrow_mut().finish(broken("given up"));
         }
     }
-    let guard = Guard(session.clone());
+    let guard = SessionGuard(session.clone());
     let mut held = Vec::new();
-    let mut timer: Option<(Duration, Sleep)> = None;
+    let mut timer: Option<(Duration, SleepFuture)> = None;
     let status = poll_fn(|cx| {
         let mut session = session.borrow_mut();
         let session = &mut *session;
@@ -681,7 +687,7 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1);
 
-    fn carry(from: &mut Session, to: &mut Session, held: &mut Vec<u8>) {
+    fn carry(from: &mut GrpcSession, to: &mut GrpcSession, held: &mut Vec<u8>) {
         let out = from.http.output(NOW).to_vec();
         from.http.wrote(out.len());
         for piece in out.chunks(PIECE_BYTES) {
@@ -690,9 +696,12 @@ mod tests {
     }
 
     /// A client and a server with one stream of the former, and its number.
-    fn opened() -> (Session, Session, StreamId) {
+    fn opened() -> (GrpcSession, GrpcSession, Http2StreamId) {
         let cx = Context::from_waker(Waker::noop());
-        let (mut client, mut server) = (Session::new(Role::Client), Session::new(Role::Server));
+        let (mut client, mut server) = (
+            GrpcSession::new(ConnectionRole::Client),
+            GrpcSession::new(ConnectionRole::Server),
+        );
         let field = |name: &str, value: &str| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
         let fields = [field(":method", "POST"), field(":path", "/a.B/C")];
         let Poll::Ready(Ok(id)) = client.poll_open(&fields, &cx) else {
@@ -749,12 +758,12 @@ mod tests {
             server.push(id, wrap(&[7; 100_000]));
             carry(&mut server, &mut client, &mut held);
         }
-        let unread = client.streams.get(id).map_or(0, Incoming::bytes);
+        let unread = client.streams.get(id).map_or(0, IncomingStream::bytes);
         assert!(unread > MAX_UNREAD_BYTES && unread < 500_000, "{unread}");
         client.end_waits(LATER);
         assert!(server.poll_sent(id, &cx).is_pending());
         let mut back = Vec::new();
-        let mut next = |client: &mut Session, server: &mut Session| {
+        let mut next = |client: &mut GrpcSession, server: &mut GrpcSession| {
             let mut turns = (0..100).map(|_| {
                 carry(server, client, &mut held);
                 carry(client, server, &mut back);
@@ -773,7 +782,7 @@ mod tests {
         let Poll::Ready(Err(status)) = next(&mut client, &mut server) else {
             panic!("too long");
         };
-        assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
+        assert_eq!(status.code, GrpcCode::RESOURCE_EXHAUSTED);
         // The call is over: there is nothing to wait for.
         client.push(id, wrap(b"x"));
         assert!(client.poll_room(id, &cx).is_ready() && client.poll_head(id, &cx).is_ready());
@@ -783,7 +792,10 @@ mod tests {
     fn large_messages_leave_nothing_behind() {
         const BYTES: usize = 3 << 20;
         let cx = Context::from_waker(Waker::noop());
-        let (mut client, mut server) = (Session::new(Role::Client), Session::new(Role::Server));
+        let (mut client, mut server) = (
+            GrpcSession::new(ConnectionRole::Client),
+            GrpcSession::new(ConnectionRole::Server),
+        );
         let field = |name: &str, value: &str| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
         let fields = [field(":method", "POST"), field(":path", "/a.B/C")];
         let Poll::Ready(Ok(id)) = client.poll_open(&fields, &cx) else {
@@ -800,7 +812,7 @@ mod tests {
             }
         };
         assert_eq!(message.expect("well").expect("a message").len(), BYTES);
-        assert_eq!(server.streams.get(id).map(Incoming::bytes), Some(0));
+        assert_eq!(server.streams.get(id).map(IncomingStream::bytes), Some(0));
         assert!(to_server.capacity() <= KEPT_BYTES && to_client.capacity() <= KEPT_BYTES);
     }
 }

@@ -5,16 +5,16 @@ use core::{fmt, time::Duration};
 
 use thiserror::Error;
 
-use crate::{hpack::Field, http2::Reason};
+use crate::{hpack::HeaderField, http2::Http2ErrorCode};
 
 /// Longest message that is sent, in bytes, before it is escaped.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
 /// Code of a status. The names are gRPC's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Code(pub u32);
+pub struct GrpcCode(pub u32);
 
-impl Code {
+impl GrpcCode {
     /// The call went well.
     pub const OK: Self = Self(0);
     /// The caller gave the call up.
@@ -59,7 +59,7 @@ const NAMES: [&str; 17] = [
     "Unauthenticated",
 ];
 
-impl fmt::Display for Code {
+impl fmt::Display for GrpcCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let index = usize::try_from(self.0).unwrap_or(usize::MAX);
         match NAMES.get(index) {
@@ -72,16 +72,16 @@ impl fmt::Display for Code {
 /// The end of a call that did not go well.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("rpc error: code = {code} desc = {message}")]
-pub struct Status {
+pub struct GrpcStatus {
     /// Kind of the end.
-    pub code: Code,
+    pub code: GrpcCode,
     /// Text for people.
     pub message: String,
 }
 
-impl Status {
+impl GrpcStatus {
     /// Makes a status of its fields.
-    pub fn new(code: Code, message: impl Into<String>) -> Self {
+    pub fn new(code: GrpcCode, message: impl Into<String>) -> Self {
         Self {
             code,
             message: message.into(),
@@ -90,19 +90,19 @@ impl Status {
 
     /// Status of a stream that the peer gave up.
     #[must_use]
-    pub fn of_reset(reason: Reason) -> Self {
+    pub fn of_reset(reason: Http2ErrorCode) -> Self {
         let code = match reason {
-            Reason::REFUSED_STREAM => Code::UNAVAILABLE,
-            Reason::CANCEL => Code::CANCELED,
-            Reason::ENHANCE_YOUR_CALM => Code::RESOURCE_EXHAUSTED,
-            _ => Code::INTERNAL,
+            Http2ErrorCode::REFUSED_STREAM => GrpcCode::UNAVAILABLE,
+            Http2ErrorCode::CANCEL => GrpcCode::CANCELED,
+            Http2ErrorCode::ENHANCE_YOUR_CALM => GrpcCode::RESOURCE_EXHAUSTED,
+            _ => GrpcCode::INTERNAL,
         };
         let text = "stream terminated by RST_STREAM with error code";
         Self::new(code, format!("{text}: {}", reason.0))
     }
 
     /// Status of an answer that is complete: from its headers, and from its trailers, which it may lack.
-    pub fn of_answer(head: &[Field], trailers: &[Field]) -> Result<(), Self> {
+    pub fn of_answer(head: &[HeaderField], trailers: &[HeaderField]) -> Result<(), Self> {
         let value = |wanted: &str| {
             let mut all = trailers.iter().chain(head);
             let found = all.find(|(name, _)| name == wanted.as_bytes());
@@ -111,23 +111,23 @@ impl Status {
         let number = |wanted| core::str::from_utf8(value(wanted)?).ok()?.parse().ok();
         if let Some(code) = number("grpc-status") {
             let message = || unescaped(value("grpc-message").unwrap_or_default());
-            return match Code(code) {
-                Code::OK => Ok(()),
+            return match GrpcCode(code) {
+                GrpcCode::OK => Ok(()),
                 code => Err(Self::new(code, message())),
             };
         }
         let http = number(":status").unwrap_or_default();
         let code = match http {
-            401 => Code::UNAUTHENTICATED,
-            403 => Code::PERMISSION_DENIED,
-            404 => Code::UNIMPLEMENTED,
-            429 | 502 | 503 | 504 => Code::UNAVAILABLE,
+            401 => GrpcCode::UNAUTHENTICATED,
+            403 => GrpcCode::PERMISSION_DENIED,
+            404 => GrpcCode::UNIMPLEMENTED,
+            429 | 502 | 503 | 504 => GrpcCode::UNAVAILABLE,
             0 | 200 | 400 => {
                 let text = "server closed the stream without sending trailers";
                 let text = format!("{text} (HTTP status {http})");
-                return Err(Self::new(Code::INTERNAL, text));
+                return Err(Self::new(GrpcCode::INTERNAL, text));
             }
-            _ => Code::UNKNOWN,
+            _ => GrpcCode::UNKNOWN,
         };
         let name = match http {
             404 => " (Not Found)",
@@ -140,7 +140,7 @@ impl Status {
 }
 
 /// Trailers that end an answer.
-pub(crate) fn trailers(end: &Result<(), Status>) -> Vec<Field> {
+pub(crate) fn trailers(end: &Result<(), GrpcStatus>) -> Vec<HeaderField> {
     let field = |name: &str, value: String| (name.as_bytes().to_vec(), value.into_bytes());
     match end {
         Ok(()) => vec![field("grpc-status", "0".into())],
@@ -214,7 +214,7 @@ pub(crate) fn timeout(text: &[u8]) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn fields(all: &[(&str, &str)]) -> Vec<Field> {
+    fn fields(all: &[(&str, &str)]) -> Vec<HeaderField> {
         let field =
             |(name, value): &(&str, &str)| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
         all.iter().map(field).collect()
@@ -260,18 +260,21 @@ mod tests {
                 Err((2, "unexpected HTTP status code received from server: 418")),
             ),
         ] {
-            let want = want.map_err(|(code, text)| Status::new(Code(code), text));
-            assert_eq!(Status::of_answer(&fields(head), &fields(trailers)), want);
+            let want = want.map_err(|(code, text)| GrpcStatus::new(GrpcCode(code), text));
+            assert_eq!(
+                GrpcStatus::of_answer(&fields(head), &fields(trailers)),
+                want
+            );
         }
-        let status = Status::new(Code::NOT_FOUND, "a 100 % Ä\n");
+        let status = GrpcStatus::new(GrpcCode::NOT_FOUND, "a 100 % Ä\n");
         let end = trailers(&Err(status.clone()));
         assert_eq!(end[1].1, b"a 100 %25 %C3%84%0A");
-        assert_eq!(Status::of_answer(&[], &end), Err(status));
-        assert_eq!(Status::of_answer(&[], &trailers(&Ok(()))), Ok(()));
-        let long = Status::new(Code(2), "ä".repeat(10_000));
+        assert_eq!(GrpcStatus::of_answer(&[], &end), Err(status));
+        assert_eq!(GrpcStatus::of_answer(&[], &trailers(&Ok(()))), Ok(()));
+        let long = GrpcStatus::new(GrpcCode(2), "ä".repeat(10_000));
         assert!(trailers(&Err(long))[1].1.len() <= 3 * MAX_MESSAGE_BYTES);
-        assert_eq!(Code(17).to_string(), "Code(17)");
-        let reset = Status::of_reset(Reason::CANCEL).to_string();
+        assert_eq!(GrpcCode(17).to_string(), "Code(17)");
+        let reset = GrpcStatus::of_reset(Http2ErrorCode::CANCEL).to_string();
         assert_eq!(
             reset,
             "rpc error: code = Canceled desc = stream terminated by RST_STREAM with error code: 8"

@@ -1,43 +1,43 @@
 //! Streams by their numbers, which only grow: a sorted list is enough for the few of a connection, and costs less than
 //! a tree.
 
-use crate::http2::StreamId;
+use crate::http2::Http2StreamId;
 
 #[derive(Debug)]
-pub(crate) struct Table<T>(Vec<(StreamId, T)>);
+pub(crate) struct StreamTable<T>(Vec<(Http2StreamId, T)>);
 
-impl<T> Table<T> {
+impl<T> StreamTable<T> {
     pub(crate) const fn new() -> Self {
         Self(Vec::new())
     }
 
-    fn place(&self, id: StreamId) -> Result<usize, usize> {
+    fn place(&self, id: Http2StreamId) -> Result<usize, usize> {
         self.0.binary_search_by_key(&id, |(id, _)| *id)
     }
 
-    pub(crate) fn get(&self, id: StreamId) -> Option<&T> {
+    pub(crate) fn get(&self, id: Http2StreamId) -> Option<&T> {
         let place = self.place(id).ok()?;
         self.0.get(place).map(|(_, of)| of)
     }
 
-    pub(crate) fn get_mut(&mut self, id: StreamId) -> Option<&mut T> {
+    pub(crate) fn get_mut(&mut self, id: Http2StreamId) -> Option<&mut T> {
         let place = self.place(id).ok()?;
         self.0.get_mut(place).map(|(_, of)| of)
     }
 
-    pub(crate) fn contains(&self, id: StreamId) -> bool {
+    pub(crate) fn contains(&self, id: Http2StreamId) -> bool {
         self.place(id).is_ok()
     }
 
     /// A number that was not there before.
-    pub(crate) fn insert(&mut self, id: StreamId, of: T) {
+    pub(crate) fn insert(&mut self, id: Http2StreamId, of: T) {
         if let Err(place) = self.place(id) {
             self.0.insert(place, (id, of));
         }
     }
 
     /// Removes a stream; returns true if it was there. An empty table gives its memory back.
-    pub(crate) fn remove(&mut self, id: StreamId) -> bool {
+    pub(crate) fn remove(&mut self, id: Http2StreamId) -> bool {
         let place = self.place(id);
         if let Ok(place) = place {
             self.0.remove(place);
@@ -48,22 +48,22 @@ impl<T> Table<T> {
         place.is_ok()
     }
 
-    pub(crate) fn retain(&mut self, keep: impl Fn(StreamId, &T) -> bool) {
+    pub(crate) fn retain(&mut self, keep: impl Fn(Http2StreamId, &T) -> bool) {
         self.0.retain(|(id, of)| keep(*id, of));
     }
 
     /// Iterates over the streams in the order of their numbers.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (StreamId, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Http2StreamId, &T)> {
         self.0.iter().map(|(id, of)| (*id, of))
     }
 
     /// Iterates over the streams in the order of their numbers.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (StreamId, &mut T)> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Http2StreamId, &mut T)> {
         self.0.iter_mut().map(|(id, of)| (*id, of))
     }
 
     /// The number whose turn it is after this one.
-    pub(crate) fn after(&self, id: StreamId) -> Option<StreamId> {
+    pub(crate) fn after(&self, id: Http2StreamId) -> Option<Http2StreamId> {
         let next = self.0.partition_point(|(of, _)| *of <= id);
         let found = self.0.get(next).or_else(|| self.0.first());
         found.map(|(id, _)| *id)
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn streams_by_number() {
-        let mut table = Table::new();
+        let mut table = StreamTable::new();
         for id in [1, 3, 7] {
             table.insert(id, id * 10);
         }

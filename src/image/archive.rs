@@ -6,10 +6,10 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use super::compress::{self, Coding};
-use super::error::Problem;
-use super::tarball::{Input, Kind, Tar};
-use crate::api::order::Order;
+use super::compress::{self, StreamCompression};
+use super::error::ImageProblem;
+use super::tarball::{TarEntryKind, TarInput, TarReader};
+use crate::api::order::OrderExt;
 
 /// Members of one archive: an image of 127 layers has about 400.
 pub const MAX_MEMBERS: u64 = 20_000;
@@ -31,10 +31,10 @@ pub(super) enum MemberKind {
 /// An archive that can be gone through more than once.
 pub(super) struct Archive {
     path: PathBuf,
-    form: Form,
+    form: ArchiveForm,
 }
 
-enum Form {
+enum ArchiveForm {
     Directory,
     /// Members of a directory by name; its other files are ignored.
     Some(Vec<String>),
@@ -42,19 +42,19 @@ enum Form {
 }
 
 /// Gets each member. Data that it does not read is skipped.
-pub(super) type Visit<'v> =
-    &'v mut dyn FnMut(&str, &MemberKind, &mut dyn Read) -> Result<(), Problem>;
+pub(super) type MemberVisitor<'v> =
+    &'v mut dyn FnMut(&str, &MemberKind, &mut dyn Read) -> Result<(), ImageProblem>;
 
 impl Archive {
     /// Opens the archive at `path`. Only regular files and directories are archives.
-    pub(super) fn open(path: &Path) -> Result<Self, Problem> {
-        let kind = fs::metadata(path).map_err(Problem::Read)?;
+    pub(super) fn open(path: &Path) -> Result<Self, ImageProblem> {
+        let kind = fs::metadata(path).map_err(ImageProblem::Read)?;
         let form = if kind.is_dir() {
-            Form::Directory
+            ArchiveForm::Directory
         } else if kind.is_file() {
-            Form::Tar
+            ArchiveForm::Tar
         } else {
-            return Err(Problem::Unsupported(
+            return Err(ImageProblem::Unsupported(
                 "it is neither a file nor a directory".into(),
             ));
         };
@@ -68,36 +68,38 @@ impl Archive {
     pub(super) const fn of_members(layout: PathBuf, members: Vec<String>) -> Self {
         Self {
             path: layout,
-            form: Form::Some(members),
+            form: ArchiveForm::Some(members),
         }
     }
 
     /// Goes through all members once. A plain archive's unread data is passed over by seeking.
-    pub(super) fn each(&self, visit: Visit<'_>) -> Result<(), Problem> {
+    pub(super) fn each(&self, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
         match &self.form {
-            Form::Directory => self.each_file(visit),
-            Form::Some(members) => members
+            ArchiveForm::Directory => self.each_file(visit),
+            ArchiveForm::Some(members) => members
                 .iter()
                 .try_for_each(|member| self.one_file(member, visit)),
-            Form::Tar => self.each_entry(visit),
+            ArchiveForm::Tar => self.each_entry(visit),
         }
     }
 
-    fn each_entry(&self, visit: Visit<'_>) -> Result<(), Problem> {
-        let mut file = File::open(&self.path).map_err(Problem::Read)?;
+    fn each_entry(&self, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
+        let mut file = File::open(&self.path).map_err(ImageProblem::Read)?;
         let mut head = [0; BLOCK_BYTES];
-        let n = compress::read_up_to(&mut file, &mut head).map_err(Problem::Read)?;
-        file.seek(SeekFrom::Start(0)).map_err(Problem::Read)?;
+        let n = compress::read_up_to(&mut file, &mut head).map_err(ImageProblem::Read)?;
+        file.seek(SeekFrom::Start(0)).map_err(ImageProblem::Read)?;
         if n == 0 {
-            return Err(Problem::Truncated);
+            return Err(ImageProblem::Truncated);
         }
-        match compress::detect(&head[..n]).map_err(Problem::from_read)? {
+        match compress::detect(&head[..n]).map_err(ImageProblem::from_read)? {
             // A header has zero bytes behind the name, if only a part of it is there.
-            Coding::Plain if n < BLOCK_BYTES && !head[..n].contains(&0) => Err(no_archive()),
-            Coding::Plain => {
-                let length = file.metadata().map_err(Problem::Read)?.len();
+            StreamCompression::Plain if n < BLOCK_BYTES && !head[..n].contains(&0) => {
+                Err(no_archive())
+            }
+            StreamCompression::Plain => {
+                let length = file.metadata().map_err(ImageProblem::Read)?.len();
                 each_of_tar(
-                    &mut Plain {
+                    &mut PlainFileInput {
                         file,
                         at: 0,
                         length,
@@ -105,15 +107,15 @@ impl Archive {
                     visit,
                 )
             }
-            Coding::Gzip | Coding::Zstd => {
-                let (_, mut input) = compress::decoder(file).map_err(Problem::from_read)?;
-                each_of_tar(&mut Decoded(&mut *input), visit)
+            StreamCompression::Gzip | StreamCompression::Zstd => {
+                let (_, mut input) = compress::decoder(file).map_err(ImageProblem::from_read)?;
+                each_of_tar(&mut DecodedInput(&mut *input), visit)
             }
         }
     }
 
     /// An OCI layout: two documents and the blobs.
-    fn each_file(&self, visit: Visit<'_>) -> Result<(), Problem> {
+    fn each_file(&self, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
         for name in ["oci-layout", "index.json"] {
             self.one_file(name, visit)?;
         }
@@ -122,10 +124,10 @@ impl Archive {
         let list = match fs::read_dir(self.path.join(blobs)) {
             Ok(list) => list,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(Problem::Read(e)),
+            Err(e) => return Err(ImageProblem::Read(e)),
         };
         for entry in list {
-            if let Ok(name) = entry.map_err(Problem::Read)?.file_name().into_string() {
+            if let Ok(name) = entry.map_err(ImageProblem::Read)?.file_name().into_string() {
                 names.push(name);
             }
             check_count(names.len() as u64)?;
@@ -137,23 +139,23 @@ impl Archive {
         Ok(())
     }
 
-    fn one_file(&self, name: &str, visit: Visit<'_>) -> Result<(), Problem> {
+    fn one_file(&self, name: &str, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
         let path = self.path.join(name);
         match fs::metadata(&path) {
             Ok(stat) if stat.is_file() => {
-                let mut file = File::open(&path).map_err(Problem::Read)?;
+                let mut file = File::open(&path).map_err(ImageProblem::Read)?;
                 visit(name, &MemberKind::File(stat.len()), &mut file)
             }
             Ok(_) => Ok(()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            Err(e) => Err(Problem::Read(e)),
+            Err(e) => Err(ImageProblem::Read(e)),
         }
     }
 }
 
-fn check_count(members: u64) -> Result<(), Problem> {
+fn check_count(members: u64) -> Result<(), ImageProblem> {
     if members > MAX_MEMBERS {
-        return Err(Problem::Limit {
+        return Err(ImageProblem::Limit {
             what: "members in an archive",
             limit: MAX_MEMBERS,
         });
@@ -161,8 +163,8 @@ fn check_count(members: u64) -> Result<(), Problem> {
     Ok(())
 }
 
-fn each_of_tar(input: &mut dyn Input, visit: Visit<'_>) -> Result<(), Problem> {
-    let mut tar = Tar::new(input);
+fn each_of_tar(input: &mut dyn TarInput, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
+    let mut tar = TarReader::new(input);
     let mut members = 0;
     while let Some(entry) = tar.next().map_err(|error| first_entry(members, error))? {
         members += 1;
@@ -171,13 +173,13 @@ fn each_of_tar(input: &mut dyn Input, visit: Visit<'_>) -> Result<(), Problem> {
             continue;
         };
         let kind = match entry.kind {
-            Kind::File if entry.sparse.is_none() => MemberKind::File(entry.size),
+            TarEntryKind::File if entry.sparse.is_none() => MemberKind::File(entry.size),
             // A hard link names its target from the root, a symbolic one from its own directory.
-            Kind::HardLink => match member_name("", &entry.link) {
+            TarEntryKind::HardLink => match member_name("", &entry.link) {
                 Some(target) => MemberKind::Link(target),
                 None => continue,
             },
-            Kind::Symlink => {
+            TarEntryKind::Symlink => {
                 let dir = name.rsplit_once('/').map_or("", |(dir, _)| dir);
                 match member_name(dir, &entry.link) {
                     Some(target) => MemberKind::Link(target),
@@ -192,15 +194,15 @@ fn each_of_tar(input: &mut dyn Input, visit: Visit<'_>) -> Result<(), Problem> {
 }
 
 /// Problem of an archive that cannot be read. If the very first block is no tar header, the file is no archive at all.
-fn first_entry(members: u64, error: io::Error) -> Problem {
+fn first_entry(members: u64, error: io::Error) -> ImageProblem {
     if members == 0 && error.kind() == io::ErrorKind::InvalidData {
         return no_archive();
     }
-    Problem::from_read(error)
+    ImageProblem::from_read(error)
 }
 
-fn no_archive() -> Problem {
-    Problem::Unsupported(
+fn no_archive() -> ImageProblem {
+    ImageProblem::Unsupported(
         "it is not an image archive (docker-archive or OCI layout as tar, gzip or zstd)".into(),
     )
 }
@@ -227,13 +229,13 @@ pub(super) fn member_name(dir: &str, path: &[u8]) -> Option<String> {
 }
 
 /// A plain file: skipping is seeking.
-struct Plain {
+struct PlainFileInput {
     file: File,
     at: u64,
     length: u64,
 }
 
-impl Read for Plain {
+impl Read for PlainFileInput {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.file.read(buf)?;
         self.at += n as u64;
@@ -241,7 +243,7 @@ impl Read for Plain {
     }
 }
 
-impl Input for Plain {
+impl TarInput for PlainFileInput {
     fn skip(&mut self, n: u64) -> io::Result<()> {
         // Seeking past the end would succeed.
         let to = self.at.checked_add(n).filter(|&to| to <= self.length);
@@ -255,15 +257,15 @@ impl Input for Plain {
 }
 
 /// A decompressed stream.
-struct Decoded<'a>(&'a mut dyn Read);
+struct DecodedInput<'a>(&'a mut dyn Read);
 
-impl Read for Decoded<'_> {
+impl Read for DecodedInput<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.0.read(buf)
     }
 }
 
-impl Input for Decoded<'_> {}
+impl TarInput for DecodedInput<'_> {}
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 //! links to their files.
 //!
 //! A layer is unpacked alone as a rule, and [`settle`] afterwards copies metadata to directories that it used without
-//! declaring them. Where that is not enough it is unpacked with a view of the layers below ([`Below`]), which shows them
+//! declaring them. Where that is not enough it is unpacked with a view of the layers below ([`LowerLayers`]), which shows them
 //! as overlayfs would: nearest first, removed names and opaque directories heeded. Everything is looked up name by name
 //! from opened layer roots, links resolved with the image's root as `/`, so that nothing of an image can lead out of it.
 
@@ -15,8 +15,8 @@ use nix::errno::Errno;
 use nix::sys::stat::{FileStat, Mode, SFlag, fchmod};
 use nix::unistd::{Gid, Uid, fchown};
 
-use super::error::{LayerError, Problem};
-use super::tree::{self, Blocked, Name};
+use super::error::{ImageProblem, LayerError};
+use super::tree::{self, PathComponent, TreePathError};
 use crate::sys::xattr;
 
 /// Look-ups of one layer in those below: 500 for each of its entries in the largest images, minutes on a small board.
@@ -24,7 +24,7 @@ pub const MAX_LOOKUPS: u64 = 50_000_000;
 
 /// The layers below, as one tree.
 #[derive(Debug)]
-pub(super) struct Below {
+pub(super) struct LowerLayers {
     /// Roots of the layers, nearest first.
     layers: Vec<Rc<OwnedFd>>,
     lookups_left: u64,
@@ -32,7 +32,7 @@ pub(super) struct Below {
 
 /// Entry that the layers below show under a name.
 #[derive(Debug)]
-pub(super) enum Found {
+pub(super) enum LowerEntry {
     Nothing,
     /// The nearest of the directories that are merged.
     Directory(OwnedFd, FileStat),
@@ -40,7 +40,7 @@ pub(super) enum Found {
     Other(Rc<OwnedFd>, FileStat),
 }
 
-impl Below {
+impl LowerLayers {
     /// `layers` nearest first, cut below one that hides the rest.
     pub(super) fn new(layers: Vec<OwnedFd>) -> Self {
         Self {
@@ -59,9 +59,9 @@ impl Below {
     pub(super) fn find(
         &mut self,
         upper: BorrowedFd<'_>,
-        path: &[Name],
+        path: &[PathComponent],
         name: &[u8],
-    ) -> Result<Found, Blocked> {
+    ) -> Result<LowerEntry, TreePathError> {
         let mut dirs = self.layers.clone();
         // As long as the layer above has the directory itself.
         let mut above = true;
@@ -76,7 +76,7 @@ impl Below {
                 }
             }
             if dirs.is_empty() {
-                return Ok(Found::Nothing);
+                return Ok(LowerEntry::Nothing);
             }
         }
         for dir in dirs {
@@ -84,19 +84,23 @@ impl Below {
             return match tree::entry(dir.as_fd(), name) {
                 Err(Errno::ENOENT) => continue,
                 Err(errno) => Err(errno.into()),
-                Ok(stat) if tree::is_whiteout(&stat) => Ok(Found::Nothing),
+                Ok(stat) if tree::is_whiteout(&stat) => Ok(LowerEntry::Nothing),
                 Ok(stat) if tree::kind(&stat) == SFlag::S_IFDIR => {
                     let found = tree::beneath(dir.as_fd(), &[name.into()])?;
-                    Ok(Found::Directory(found, stat))
+                    Ok(LowerEntry::Directory(found, stat))
                 }
-                Ok(stat) => Ok(Found::Other(dir, stat)),
+                Ok(stat) => Ok(LowerEntry::Other(dir, stat)),
             };
         }
-        Ok(Found::Nothing)
+        Ok(LowerEntry::Nothing)
     }
 
     /// The directories that are merged at `name` in the merged directories `dirs`.
-    fn descend(&mut self, dirs: &[Rc<OwnedFd>], name: &Name) -> Result<Vec<Rc<OwnedFd>>, Blocked> {
+    fn descend(
+        &mut self,
+        dirs: &[Rc<OwnedFd>],
+        name: &PathComponent,
+    ) -> Result<Vec<Rc<OwnedFd>>, TreePathError> {
         let mut found = Vec::new();
         for dir in dirs {
             self.count()?;
@@ -117,18 +121,18 @@ impl Below {
         Ok(found)
     }
 
-    fn count(&mut self) -> Result<(), Blocked> {
+    fn count(&mut self) -> Result<(), TreePathError> {
         self.lookups_left = self
             .lookups_left
             .checked_sub(1)
-            .ok_or(Blocked::TooManyLookups)?;
+            .ok_or(TreePathError::TooManyLookups)?;
         Ok(())
     }
 }
 
 /// Result of [`settle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Settled {
+pub(super) enum ImpliedDirsResult {
     Yes,
     /// A symbolic link is below in the place of a directory: the layer must be unpacked with a view of the layers
     /// below.
@@ -139,42 +143,52 @@ pub(super) enum Settled {
 pub(super) fn settle(
     layer: BorrowedFd<'_>,
     implied: &BTreeSet<Vec<u8>>,
-    below: &mut Below,
-) -> Result<Settled, LayerError> {
+    below: &mut LowerLayers,
+) -> Result<ImpliedDirsResult, LayerError> {
     for path in implied {
         let settled = settle_one(layer, path, below).map_err(|problem| LayerError {
             entry: Some(tree::display(path)),
             problem,
         })?;
-        if settled == Settled::Link {
+        if settled == ImpliedDirsResult::Link {
             return Ok(settled);
         }
     }
-    Ok(Settled::Yes)
+    Ok(ImpliedDirsResult::Yes)
 }
 
-fn settle_one(layer: BorrowedFd<'_>, path: &[u8], below: &mut Below) -> Result<Settled, Problem> {
-    let names = tree::split(path).map_err(Problem::from)?;
+fn settle_one(
+    layer: BorrowedFd<'_>,
+    path: &[u8],
+    below: &mut LowerLayers,
+) -> Result<ImpliedDirsResult, ImageProblem> {
+    let names = tree::split(path).map_err(ImageProblem::from)?;
     let Some((last, parents)) = names.split_last() else {
-        return Ok(Settled::Yes);
+        return Ok(ImpliedDirsResult::Yes);
     };
-    match below.find(layer, parents, last).map_err(Problem::from)? {
-        Found::Directory(from, stat) => {
-            let to = tree::beneath(layer, &names).map_err(Problem::write("open the directory"))?;
+    match below
+        .find(layer, parents, last)
+        .map_err(ImageProblem::from)?
+    {
+        LowerEntry::Directory(from, stat) => {
+            let to =
+                tree::beneath(layer, &names).map_err(ImageProblem::write("open the directory"))?;
             copy_metadata(from.as_fd(), &stat, to.as_fd())?;
         }
-        Found::Other(_, stat) if tree::kind(&stat) == SFlag::S_IFLNK => return Ok(Settled::Link),
+        LowerEntry::Other(_, stat) if tree::kind(&stat) == SFlag::S_IFLNK => {
+            return Ok(ImpliedDirsResult::Link);
+        }
         // A removed name, or a file that becomes a directory here: nothing to copy.
-        Found::Nothing | Found::Other(..) => {}
+        LowerEntry::Nothing | LowerEntry::Other(..) => {}
     }
-    Ok(Settled::Yes)
+    Ok(ImpliedDirsResult::Yes)
 }
 
 /// Returns true if overlayfs shows nothing of the layers below this directory.
-pub(super) fn is_opaque(dir: BorrowedFd<'_>) -> Result<bool, Blocked> {
+pub(super) fn is_opaque(dir: BorrowedFd<'_>) -> Result<bool, TreePathError> {
     xattr::read(dir, tree::OPAQUE)
         .map(|value| value.as_deref() == Some(b"y"))
-        .map_err(Blocked::Io)
+        .map_err(TreePathError::Io)
 }
 
 /// Owner, attributes, mode and time of `from` for `to`.
@@ -182,25 +196,25 @@ pub(super) fn copy_metadata(
     from: BorrowedFd<'_>,
     stat: &FileStat,
     to: BorrowedFd<'_>,
-) -> Result<(), Problem> {
+) -> Result<(), ImageProblem> {
     fchown(
         to,
         Some(Uid::from_raw(stat.st_uid)),
         Some(Gid::from_raw(stat.st_gid)),
     )
-    .map_err(Problem::write("set the owner"))?;
-    let names = xattr::names(from).map_err(Problem::write("read extended attributes"))?;
+    .map_err(ImageProblem::write("set the owner"))?;
+    let names = xattr::names(from).map_err(ImageProblem::write("read extended attributes"))?;
     for name in names.split_inclusive(|&b| b == 0) {
         if let Ok(name) = CStr::from_bytes_with_nul(name)
             && !name.to_bytes().starts_with(b"trusted.overlay.")
             && let Ok(Some(value)) = xattr::read(from, name)
         {
-            Problem::unless_unsupported(xattr::set(to, name, &value))?;
+            ImageProblem::unless_unsupported(xattr::set(to, name, &value))?;
         }
     }
     fchmod(to, Mode::from_bits_truncate(stat.st_mode & 0o7777))
-        .map_err(Problem::write("set the mode"))?;
-    tree::restore_mtime(to, stat).map_err(Problem::write("set the time"))
+        .map_err(ImageProblem::write("set the mode"))?;
+    tree::restore_mtime(to, stat).map_err(ImageProblem::write("set the time"))
 }
 
 #[cfg(test)]
@@ -209,7 +223,7 @@ mod tests {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     use std::path::PathBuf;
 
-    use super::super::layer::{Budget, Unpacked, unpack};
+    use super::super::layer::{SpaceBudget, UnpackedLayer, unpack};
     use super::super::testing::{Scratch, Stream};
     use super::*;
 
@@ -231,14 +245,14 @@ mod tests {
             fs::File::open(dir).expect("layer").into()
         }
 
-        fn below(&self) -> Below {
-            Below::new((0..self.layers).rev().map(|at| self.open(at)).collect())
+        fn below(&self) -> LowerLayers {
+            LowerLayers::new((0..self.layers).rev().map(|at| self.open(at)).collect())
         }
 
-        fn try_layer(&mut self, stream: Stream, bytes: u64) -> Result<Unpacked, LayerError> {
+        fn try_layer(&mut self, stream: Stream, bytes: u64) -> Result<UnpackedLayer, LayerError> {
             let below = self.below();
             fs::create_dir(self.scratch.join(&format!("l{}", self.layers))).expect("scratch");
-            let mut budget = Budget {
+            let mut budget = SpaceBudget {
                 bytes,
                 bytes_left: bytes,
                 inodes: 1000,
@@ -257,7 +271,7 @@ mod tests {
             result
         }
 
-        fn layer(&mut self, stream: Stream) -> Unpacked {
+        fn layer(&mut self, stream: Stream) -> UnpackedLayer {
             self.try_layer(stream, 1 << 30)
                 .unwrap_or_else(|e| panic!("{:?}: {}", e.entry, e.problem))
         }
@@ -313,14 +327,18 @@ mod tests {
             (
                 "directories",
                 Stream::new().file("tmp/a/x", b"1").file("hidden/y", b"2"),
-                Settled::Yes,
+                ImpliedDirsResult::Yes,
             ),
-            ("a link", Stream::new().file("lib/x", b"1"), Settled::Link),
+            (
+                "a link",
+                Stream::new().file("lib/x", b"1"),
+                ImpliedDirsResult::Link,
+            ),
         ] {
             fs::create_dir(pile.scratch.join(name)).expect("scratch");
             let alone = pile.scratch.join(name);
             let root = || OwnedFd::from(fs::File::open(&alone).expect("root"));
-            let mut budget = Budget {
+            let mut budget = SpaceBudget {
                 bytes: 1 << 20,
                 bytes_left: 1 << 20,
                 inodes: 99,
@@ -581,7 +599,7 @@ mod tests {
             .try_layer(Stream::new().hard_link("x", "big"), 50_000)
             .expect_err("no space");
         assert!(
-            matches!(error.problem, Problem::NoSpace { .. }),
+            matches!(error.problem, ImageProblem::NoSpace { .. }),
             "{}",
             error.problem
         );
@@ -591,15 +609,15 @@ mod tests {
         let mut looks = 0;
         let end = loop {
             match below.find(upper.as_fd(), &[], b"none") {
-                Ok(found) => assert!(matches!(found, Found::Nothing)),
+                Ok(found) => assert!(matches!(found, LowerEntry::Nothing)),
                 Err(end) => break end,
             }
             looks += 1;
             assert!(looks < 10, "no bound");
         };
-        assert!(matches!(end, Blocked::TooManyLookups));
+        assert!(matches!(end, TreePathError::TooManyLookups));
         assert!(
-            Problem::from(end)
+            ImageProblem::from(end)
                 .to_string()
                 .contains("look-ups in the layers below")
         );

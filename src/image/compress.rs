@@ -15,7 +15,7 @@ const MAGIC_BYTES: usize = 6;
 
 /// Compression of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Coding {
+pub(super) enum StreamCompression {
     /// No compression.
     Plain,
     /// gzip, any number of members.
@@ -25,7 +25,7 @@ pub(super) enum Coding {
 }
 
 /// Tells the coding from the first bytes. Errors: a coding that is known by sight and not supported.
-pub(super) fn detect(head: &[u8]) -> io::Result<Coding> {
+pub(super) fn detect(head: &[u8]) -> io::Result<StreamCompression> {
     let unsupported = |what: &str| {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
@@ -33,18 +33,20 @@ pub(super) fn detect(head: &[u8]) -> io::Result<Coding> {
         ))
     };
     match head {
-        [0x1f, 0x8b, ..] => Ok(Coding::Gzip),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Ok(Coding::Zstd),
-        [skip, 0x2a, 0x4d, 0x18, ..] if skip >> 4 == 5 => Ok(Coding::Zstd),
+        [0x1f, 0x8b, ..] => Ok(StreamCompression::Gzip),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Ok(StreamCompression::Zstd),
+        [skip, 0x2a, 0x4d, 0x18, ..] if skip >> 4 == 5 => Ok(StreamCompression::Zstd),
         [0xfd, b'7', b'z', b'X', b'Z', 0] => unsupported("xz"),
         [b'B', b'Z', b'h', digit, ..] if digit.is_ascii_digit() => unsupported("bzip2"),
         [0x04, 0x22, 0x4d, 0x18, ..] => unsupported("lz4"),
-        _ => Ok(Coding::Plain),
+        _ => Ok(StreamCompression::Plain),
     }
 }
 
 /// Wraps `input` in the decoder it needs.
-pub(super) fn decoder<'a>(mut input: impl Read + 'a) -> io::Result<(Coding, Box<dyn Read + 'a>)> {
+pub(super) fn decoder<'a>(
+    mut input: impl Read + 'a,
+) -> io::Result<(StreamCompression, Box<dyn Read + 'a>)> {
     let mut head = [0; MAGIC_BYTES];
     let n = read_up_to(&mut input, &mut head)?;
     let coding = detect(&head[..n])?;
@@ -55,9 +57,9 @@ pub(super) fn decoder<'a>(mut input: impl Read + 'a) -> io::Result<(Coding, Box<
     Ok((
         coding,
         match coding {
-            Coding::Plain => Box::new(input),
-            Coding::Gzip => Box::new(MultiGzDecoder::new(input)),
-            Coding::Zstd => Box::new(Zstd::new(input)),
+            StreamCompression::Plain => Box::new(input),
+            StreamCompression::Gzip => Box::new(MultiGzDecoder::new(input)),
+            StreamCompression::Zstd => Box::new(ZstdDecoder::new(input)),
         },
     ))
 }
@@ -77,13 +79,13 @@ pub(super) fn read_up_to(input: &mut dyn Read, buf: &mut [u8]) -> io::Result<usi
 }
 
 /// Decodes frame after frame. The crate's own streaming decoder stops after the first.
-struct Zstd<R> {
+struct ZstdDecoder<R> {
     input: R,
     decoder: FrameDecoder,
     in_frame: bool,
 }
 
-impl<R: BufRead> Zstd<R> {
+impl<R: BufRead> ZstdDecoder<R> {
     fn new(input: R) -> Self {
         let mut decoder = FrameDecoder::new();
         decoder.set_max_window_size(MAX_ZSTD_WINDOW_BYTES);
@@ -116,7 +118,7 @@ impl<R: BufRead> Zstd<R> {
     }
 }
 
-impl<R: BufRead> Read for Zstd<R> {
+impl<R: BufRead> Read for ZstdDecoder<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if buf.is_empty() {
             return Ok(0);

@@ -91,12 +91,12 @@ impl fmt::Debug for Digest {
 }
 
 /// Reader that hashes the bytes read through it, if asked.
-pub(super) struct Hashing<R> {
+pub(super) struct HashingReader<R> {
     inner: R,
     hash: Option<Sha256>,
 }
 
-impl<R: Read> Hashing<R> {
+impl<R: Read> HashingReader<R> {
     pub(super) fn new(inner: R, hash: bool) -> Self {
         Self {
             inner,
@@ -110,7 +110,7 @@ impl<R: Read> Hashing<R> {
     }
 }
 
-impl<R: Read> Read for Hashing<R> {
+impl<R: Read> Read for HashingReader<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buf)?;
         if let Some(hash) = &mut self.hash {
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn hashing() {
-        let mut reader = Hashing::new(&b"abc"[..], true);
+        let mut reader = HashingReader::new(&b"abc"[..], true);
         io::copy(&mut reader, &mut io::sink()).expect("memory");
         assert_eq!(reader.finish(), Some(Digest::of(b"abc")));
     }

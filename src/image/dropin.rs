@@ -1,7 +1,7 @@
 //! The image drop-in directory. Archives in it are imported, each once, and again when it changes. Images named by
 //! lists in it (`.txt`) are pulled, each once.
 //!
-//! Polled; [`Doorbell`] only makes the next look come sooner. A file is taken up when two looks at least [`SETTLE`]
+//! Polled; [`DropInDoorbell`] only makes the next look come sooner. A file is taken up when two looks at least [`SETTLE`]
 //! apart saw it with the same size, time and inode: one that is still being copied is left alone. Imports are
 //! remembered on disk, so that a restart imports nothing again. Hidden files (`.name`, as copying tools write them) are
 //! passed over. A directory is told of once: nobody can say when all of it is there, so it has to be packed.
@@ -9,7 +9,7 @@
 //! An archive that does not say what its image is called gives it the name of its file ([`name_of_file`]).
 //!
 //! A list has one reference a line; `#` begins a comment. Pulling is not done here, for it takes as long as the link
-//! takes: [`DropIn::next_pull`] gives the next reference, [`DropIn::pulled`] hears how its pull ended. When a list
+//! takes: [`DropInPoller::next_pull`] gives the next reference, [`DropInPoller::pulled`] hears how its pull ended. When a list
 //! changes, its new references are pulled, and images that were removed from the store since.
 //!
 //! Images from here are pinned while their file lies here: a board without a registry could not get them back.
@@ -29,13 +29,13 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use serde::{Deserialize, Serialize};
 
-use super::error::{ImageError, Problem};
-use super::import::{ImportOptions, Tick};
+use super::error::{ImageError, ImageProblem};
+use super::import::{ImportOptions, ProgressCallback};
 use super::record::ImageRecord;
-use super::reference::Reference;
-use super::store::Store;
-use crate::api::Mono;
-use crate::api::order::Gather;
+use super::reference::ImageReference;
+use super::store::ImageStore;
+use crate::api::MonoTime;
+use crate::api::order::GatherExt;
 use crate::api::strict::from_json;
 use crate::error::chain;
 
@@ -67,7 +67,7 @@ const STATE_VERSION: u32 = 2;
 /// Stamp of a file's version: two versions of a file differ in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Stamp {
+struct DropInFileStamp {
     size: u64,
     mtime_s: i64,
     mtime_ns: i64,
@@ -77,8 +77,8 @@ struct Stamp {
 /// A file that was dealt with.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Done {
-    stamp: Stamp,
+struct HandledFile {
+    stamp: DropInFileStamp,
     /// Ids of its images; empty if it could not be imported, and for a list.
     images: Vec<String>,
     /// For a list: image id by reference. The id is empty until the reference is pulled.
@@ -88,7 +88,7 @@ struct Done {
     error: String,
 }
 
-impl Done {
+impl HandledFile {
     /// Ids of the images that are there because of it.
     fn ids(&self) -> impl Iterator<Item = &String> {
         let pulled = self.pulls.values().filter(|id| !id.is_empty());
@@ -98,24 +98,24 @@ impl Done {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct State {
+struct DropInState {
     v: u32,
-    files: BTreeMap<String, Done>,
+    files: BTreeMap<String, HandledFile>,
 }
 
 /// A file that is waiting.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
-    stamp: Stamp,
+struct WaitingFile {
+    stamp: DropInFileStamp,
     /// Earliest time of the next try.
-    due: Mono,
+    due: MonoTime,
     /// Wait before the last try; zero if there was none.
     delay: Duration,
 }
 
 /// A reference of a list that is to be pulled.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Wanted {
+pub struct ListedReference {
     /// Name of the list in the directory.
     pub file: String,
     /// Reference as the list has it.
@@ -124,7 +124,7 @@ pub struct Wanted {
 
 /// Event of a look or a pull that is worth a log line or an event.
 #[derive(Clone, Debug)]
-pub enum Report {
+pub enum DropInReport {
     /// A file was imported.
     Imported {
         /// Name in the directory.
@@ -135,7 +135,7 @@ pub enum Report {
     /// A reference of a list was pulled.
     Pulled {
         /// The reference, and its list.
-        wanted: Wanted,
+        wanted: ListedReference,
         /// Id of its image.
         id: String,
     },
@@ -152,21 +152,21 @@ pub enum Report {
 
 /// Result of one look.
 #[derive(Debug, Default)]
-pub struct Look {
+pub struct DropInScan {
     /// Reports, in order of files' names.
-    pub reports: Vec<Report>,
+    pub reports: Vec<DropInReport>,
     /// Look again after this, even without a ring: a file is settling or waits for another try.
     pub again: Option<Duration>,
 }
 
 /// The poller. Blocking: give it to the unpack lane and take it back with the result.
-pub struct DropIn {
-    store: Store,
+pub struct DropInPoller {
+    store: ImageStore,
     dir: PathBuf,
-    state: State,
-    waiting: BTreeMap<String, Waiting>,
+    state: DropInState,
+    waiting: BTreeMap<String, WaitingFile>,
     /// Pulls that failed: when to try again, and the wait before the last try; zero if they only have to wait.
-    failed: BTreeMap<Wanted, (Mono, Duration)>,
+    failed: BTreeMap<ListedReference, (MonoTime, Duration)>,
     /// Failures of the memory file already reported in this run.
     reported: BTreeSet<String>,
     /// Entries that are no files, which were reported: at most [`MAX_FILES`].
@@ -174,11 +174,11 @@ pub struct DropIn {
     dir_error: Option<String>,
 }
 
-impl DropIn {
+impl DropInPoller {
     /// Starts from the memory file. An unreadable one only means that files are imported again, which is cheap: their
     /// layers are there.
     #[must_use]
-    pub fn open(store: Store, dir: PathBuf) -> Self {
+    pub fn open(store: ImageStore, dir: PathBuf) -> Self {
         let state = read_state(&store.root().join("dropin.json")).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 log::warn!(
@@ -186,7 +186,7 @@ impl DropIn {
                     dir.display()
                 );
             }
-            State::default()
+            DropInState::default()
         });
         Self {
             store,
@@ -202,8 +202,8 @@ impl DropIn {
 
     /// Looks at the directory and imports files that have settled. `tick` may cancel, which counts as an error that
     /// passes.
-    pub fn look(&mut self, now: Mono, tick: Tick<'_>) -> Look {
-        let mut look = Look::default();
+    pub fn look(&mut self, now: MonoTime, tick: ProgressCallback<'_>) -> DropInScan {
+        let mut look = DropInScan::default();
         let (files, no_files) = match self.list() {
             Ok(found) => found,
             // Not made yet, or its disk is away: nothing is forgotten for that.
@@ -219,7 +219,7 @@ impl DropIn {
             self.dir_error = None;
         }
         for name in no_files.difference(&self.no_files) {
-            look.reports.push(Report::Failed {
+            look.reports.push(DropInReport::Failed {
                 file: name.clone(),
                 error: "it is no file, and only archives and lists are read: pack a directory with an image into an archive (tar -cf NAME.tar -C DIRECTORY .)".into(),
                 retried: false,
@@ -242,12 +242,12 @@ impl DropIn {
     }
 
     /// The next reference to pull now, if any, in order of files and references. A failed one comes back when its wait
-    /// is over. Tell [`DropIn::pulled`] of its end before asking again.
+    /// is over. Tell [`DropInPoller::pulled`] of its end before asking again.
     #[must_use]
-    pub fn next_pull(&self, now: Mono) -> Option<Wanted> {
+    pub fn next_pull(&self, now: MonoTime) -> Option<ListedReference> {
         for (file, done) in &self.state.files {
             for (reference, id) in &done.pulls {
-                let wanted = Wanted {
+                let wanted = ListedReference {
                     file: file.clone(),
                     reference: reference.clone(),
                 };
@@ -261,17 +261,17 @@ impl DropIn {
     }
 
     /// A pull has to wait until then, which is no failure.
-    pub fn postpone(&mut self, wanted: Wanted, until: Mono) {
+    pub fn postpone(&mut self, wanted: ListedReference, until: MonoTime) {
         self.failed.insert(wanted, (until, Duration::ZERO));
     }
 
     /// Notes the end of a pull: the image's id, or why there is none; then it is tried again after a while.
     pub fn pulled(
         &mut self,
-        wanted: Wanted,
+        wanted: ListedReference,
         result: Result<String, impl Error>,
-        now: Mono,
-    ) -> Option<Report> {
+        now: MonoTime,
+    ) -> Option<DropInReport> {
         let file = self.state.files.get_mut(&wanted.file);
         // Taken off the list meanwhile: the result is not wanted any more.
         let entry = file.and_then(|done| done.pulls.get_mut(&wanted.reference))?;
@@ -285,14 +285,14 @@ impl DropIn {
                 entry.clone_from(&id);
                 self.failed.remove(&wanted);
                 self.save();
-                Some(Report::Pulled { wanted, id })
+                Some(DropInReport::Pulled { wanted, id })
             }
             Err(error) => {
                 let before = self.failed.get(&wanted).map(|(_, delay)| *delay);
                 let before = before.filter(|delay| !delay.is_zero());
                 let delay = before.map_or(RETRY_FIRST, |d| (d * 2).min(RETRY_MAX));
                 self.failed.insert(wanted.clone(), (now + delay, delay));
-                before.is_none().then(|| Report::Failed {
+                before.is_none().then(|| DropInReport::Failed {
                     file: wanted.file,
                     error: format!("{}: {error}", wanted.reference),
                     retried: true,
@@ -301,7 +301,13 @@ impl DropIn {
         }
     }
 
-    fn look_at(&mut self, name: &str, stamp: Stamp, now: Mono, tick: Tick<'_>) -> Option<Report> {
+    fn look_at(
+        &mut self,
+        name: &str,
+        stamp: DropInFileStamp,
+        now: MonoTime,
+        tick: ProgressCallback<'_>,
+    ) -> Option<DropInReport> {
         if let Some(done) = self
             .state
             .files
@@ -310,7 +316,7 @@ impl DropIn {
         {
             self.waiting.remove(name);
             let unsaid = !done.error.is_empty() && self.reported.insert(name.to_owned());
-            return unsaid.then(|| Report::Failed {
+            return unsaid.then(|| DropInReport::Failed {
                 file: name.to_owned(),
                 error: done.error.clone(),
                 retried: false,
@@ -319,7 +325,7 @@ impl DropIn {
         let waiting = match self.waiting.get(name) {
             Some(waiting) if waiting.stamp == stamp => *waiting,
             _ => {
-                let waiting = Waiting {
+                let waiting = WaitingFile {
                     stamp,
                     due: now + SETTLE,
                     delay: Duration::ZERO,
@@ -342,7 +348,7 @@ impl DropIn {
         let path = self.dir.join(name);
         let mut imported = self.store.import_archive(&path, &options, tick);
         if let Err(ImageError::Import { source, .. }) = &imported
-            && matches!(**source, Problem::Unnamed)
+            && matches!(**source, ImageProblem::Unnamed)
             && let Some(named) = name_of_file(name)
         {
             options.names.push(named);
@@ -354,13 +360,13 @@ impl DropIn {
                 let ids = images.iter().map(|image| image.id.clone()).collect();
                 self.remember(
                     name,
-                    Done {
+                    HandledFile {
                         stamp,
                         images: ids,
-                        ..Done::default()
+                        ..HandledFile::default()
                     },
                 );
-                Some(Report::Imported {
+                Some(DropInReport::Imported {
                     file: name.to_owned(),
                     images,
                 })
@@ -374,13 +380,13 @@ impl DropIn {
                 };
                 self.waiting.insert(
                     name.to_owned(),
-                    Waiting {
+                    WaitingFile {
                         stamp,
                         due: now + delay,
                         delay,
                     },
                 );
-                first.then(|| Report::Failed {
+                first.then(|| DropInReport::Failed {
                     file: name.to_owned(),
                     error: chain(&error),
                     retried: true,
@@ -391,13 +397,13 @@ impl DropIn {
                 self.reported.insert(name.to_owned());
                 self.remember(
                     name,
-                    Done {
+                    HandledFile {
                         stamp,
                         error: chain(&error),
-                        ..Done::default()
+                        ..HandledFile::default()
                     },
                 );
-                Some(Report::Failed {
+                Some(DropInReport::Failed {
                     file: name.to_owned(),
                     error: chain(&error),
                     retried: false,
@@ -407,7 +413,7 @@ impl DropIn {
     }
 
     /// Replaces the memory of a file. Images that only the file's former version had are no longer pinned.
-    fn remember(&mut self, name: &str, done: Done) {
+    fn remember(&mut self, name: &str, done: HandledFile) {
         let old = self.state.files.insert(name.to_owned(), done);
         // Before it is forgotten that they were pinned.
         self.unpin(old.into_iter().collect());
@@ -416,10 +422,10 @@ impl DropIn {
 
     /// Takes up a list that is new or has changed. An image that it brought before is not pulled again while the store
     /// has it.
-    fn take_list(&mut self, name: &str, stamp: Stamp) -> Option<Report> {
-        let mut done = Done {
+    fn take_list(&mut self, name: &str, stamp: DropInFileStamp) -> Option<DropInReport> {
+        let mut done = HandledFile {
             stamp,
-            ..Done::default()
+            ..HandledFile::default()
         };
         match read_list(&self.dir.join(name)) {
             Ok((references, error)) => {
@@ -441,14 +447,14 @@ impl DropIn {
             return None;
         }
         self.reported.insert(name.to_owned());
-        Some(Report::Failed {
+        Some(DropInReport::Failed {
             file: name.to_owned(),
             error,
             retried: false,
         })
     }
 
-    fn forget_absent(&mut self, files: &BTreeMap<String, Stamp>, look: &mut Look) {
+    fn forget_absent(&mut self, files: &BTreeMap<String, DropInFileStamp>, look: &mut DropInScan) {
         self.waiting.retain(|name, _| files.contains_key(name));
         if files.len() > MAX_FILES {
             return;
@@ -503,10 +509,15 @@ impl DropIn {
         }
     }
 
-    fn unpin(&self, gone: Vec<Done>) -> Option<String> {
-        let kept: BTreeSet<&String> = self.state.files.values().flat_map(Done::ids).gather();
+    fn unpin(&self, gone: Vec<HandledFile>) -> Option<String> {
+        let kept: BTreeSet<&String> = self
+            .state
+            .files
+            .values()
+            .flat_map(HandledFile::ids)
+            .gather();
         let mut failed = None;
-        for id in gone.iter().flat_map(Done::ids) {
+        for id in gone.iter().flat_map(HandledFile::ids) {
             if !kept.contains(id)
                 && let Err(error) = self.store.set_pinned(id, false)
             {
@@ -516,9 +527,9 @@ impl DropIn {
         failed
     }
 
-    fn report_dir(&mut self, error: String, look: &mut Look) {
+    fn report_dir(&mut self, error: String, look: &mut DropInScan) {
         if self.dir_error.as_ref() != Some(&error) {
-            look.reports.push(Report::Failed {
+            look.reports.push(DropInReport::Failed {
                 file: self.dir.display().to_string(),
                 error: error.clone(),
                 retried: true,
@@ -528,7 +539,7 @@ impl DropIn {
     }
 
     /// The files of the directory, and the names of its other entries.
-    fn list(&self) -> io::Result<(BTreeMap<String, Stamp>, BTreeSet<String>)> {
+    fn list(&self) -> io::Result<(BTreeMap<String, DropInFileStamp>, BTreeSet<String>)> {
         let (mut files, mut no_files) = (BTreeMap::new(), BTreeSet::new());
         for entry in fs::read_dir(&self.dir)? {
             let Ok(name) = entry?.file_name().into_string() else {
@@ -544,7 +555,7 @@ impl DropIn {
             if stat.is_file() {
                 files.insert(
                     name,
-                    Stamp {
+                    DropInFileStamp {
                         size: stat.len(),
                         mtime_s: stat.mtime(),
                         mtime_ns: stat.mtime_nsec(),
@@ -585,7 +596,7 @@ fn name_of_file(file: &str) -> Option<String> {
         stem = rest;
     }
     let name = stem.replace("%2F", "/").replace("%3A", ":");
-    Reference::parse(&name).is_ok().then_some(name)
+    ImageReference::parse(&name).is_ok().then_some(name)
 }
 
 /// The references of a list, and the faults of its other lines.
@@ -605,7 +616,7 @@ fn read_list(path: &Path) -> io::Result<(BTreeSet<String>, String)> {
         if line.is_empty() {
             continue;
         }
-        match Reference::parse(line) {
+        match ImageReference::parse(line) {
             Ok(_) => {
                 references.insert(line.to_owned());
             }
@@ -625,12 +636,12 @@ fn read_list(path: &Path) -> io::Result<(BTreeSet<String>, String)> {
     Ok((references, faults.join("; ")))
 }
 
-fn read_state(path: &Path) -> io::Result<State> {
+fn read_state(path: &Path) -> io::Result<DropInState> {
     let mut bytes = Vec::new();
     File::open(path)?
         .take(MAX_STATE_BYTES)
         .read_to_end(&mut bytes)?;
-    let mut state: State = from_json(&bytes)?;
+    let mut state: DropInState = from_json(&bytes)?;
     match state.v {
         STATE_VERSION => {}
         // That version refused archives that this one takes: what failed is tried once more.
@@ -644,11 +655,11 @@ fn read_state(path: &Path) -> io::Result<State> {
 }
 
 /// Rings when a file of the directory was written, moved or removed. May ring for nothing, may miss.
-pub struct Doorbell {
+pub struct DropInDoorbell {
     inotify: Async<Inotify>,
 }
 
-impl Doorbell {
+impl DropInDoorbell {
     /// Errors: the directory is not there, or the system has no watch left. The poll alone does then.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
@@ -692,13 +703,13 @@ impl Doorbell {
 mod tests {
     use core::ops::ControlFlow;
 
-    use super::super::import::Limits;
-    use super::super::progress::Progress;
+    use super::super::import::ImportLimits;
+    use super::super::progress::ImageProgress;
     use super::super::testing::{Layout, Scratch, Stream, config, docker_archive, gzip};
     use super::*;
-    use crate::api::order::Order as _;
+    use crate::api::order::OrderExt as _;
 
-    fn go(_: Progress) -> ControlFlow<()> {
+    fn go(_: ImageProgress) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
@@ -709,22 +720,22 @@ mod tests {
 
     struct Bench {
         scratch: Scratch,
-        store: Store,
-        dropin: DropIn,
-        now: Mono,
+        store: ImageStore,
+        dropin: DropInPoller,
+        now: MonoTime,
     }
 
     impl Bench {
         fn new() -> Self {
             let scratch = Scratch::new();
-            let store = Store::open(&scratch.join("images")).expect("store");
+            let store = ImageStore::open(&scratch.join("images")).expect("store");
             fs::create_dir(scratch.join("drop")).expect("scratch");
-            let dropin = DropIn::open(store.clone(), scratch.join("drop"));
+            let dropin = DropInPoller::open(store.clone(), scratch.join("drop"));
             Self {
                 scratch,
                 store,
                 dropin,
-                now: Mono(1000),
+                now: MonoTime(1000),
             }
         }
 
@@ -738,9 +749,9 @@ mod tests {
             look.reports
                 .iter()
                 .map(|report| match report {
-                    Report::Imported { file, images } => format!("+{file} {}", images.len()),
-                    Report::Pulled { wanted, .. } => format!("+{}", wanted.reference),
-                    Report::Failed { file, retried, .. } => format!("!{file} {retried}"),
+                    DropInReport::Imported { file, images } => format!("+{file} {}", images.len()),
+                    DropInReport::Pulled { wanted, .. } => format!("+{}", wanted.reference),
+                    DropInReport::Failed { file, retried, .. } => format!("!{file} {retried}"),
                 })
                 .collect()
         }
@@ -751,7 +762,7 @@ mod tests {
         }
 
         fn restart(&mut self) {
-            self.dropin = DropIn::open(self.store.clone(), self.scratch.join("drop"));
+            self.dropin = DropInPoller::open(self.store.clone(), self.scratch.join("drop"));
         }
     }
 
@@ -853,7 +864,7 @@ mod tests {
         let gone = Ok::<_, io::Error>("sha256:0".into());
         let told = bench.dropin.pulled(wanted, gone, bench.now);
         assert!(
-            matches!(&told, Some(Report::Failed { error, retried: true, .. })
+            matches!(&told, Some(DropInReport::Failed { error, retried: true, .. })
                 if error.contains("a:1") && error.contains("sha256:0")),
             "{told:?}"
         );
@@ -925,7 +936,7 @@ mod tests {
         bench.now = bench.now + SETTLE;
         let look = bench.dropin.look(bench.now, &mut go);
         assert!(
-            matches!(&look.reports[..], [Report::Failed { error, retried: false, .. }]
+            matches!(&look.reports[..], [DropInReport::Failed { error, retried: false, .. }]
                 if error.starts_with("line 2: ") && error.contains("line 3: ")),
             "{look:?}"
         );
@@ -946,7 +957,7 @@ mod tests {
             bench.now = bench.now + SETTLE;
             let look = bench.dropin.look(bench.now, &mut go);
             assert!(
-                matches!(&look.reports[..], [Report::Failed { error, .. }] if error.contains(says)),
+                matches!(&look.reports[..], [DropInReport::Failed { error, .. }] if error.contains(says)),
                 "{says}: {look:?}"
             );
             assert_eq!(pull_all(&mut bench, &[]), NOTHING);
@@ -1043,12 +1054,12 @@ mod tests {
     #[test]
     fn a_full_disk_is_tried_again_without_a_change() {
         let mut bench = Bench::new();
-        let limits = Limits {
+        let limits = ImportLimits {
             max_bytes: 10,
-            ..Limits::default()
+            ..ImportLimits::default()
         };
-        let small = Store::open_with(&bench.scratch.join("small"), limits).expect("store");
-        bench.dropin = DropIn::open(small, bench.scratch.join("drop"));
+        let small = ImageStore::open_with(&bench.scratch.join("small"), limits).expect("store");
+        bench.dropin = DropInPoller::open(small, bench.scratch.join("drop"));
         bench.put("a.tar", &archive("a:1"));
         bench.look();
         assert_eq!(bench.later(SETTLE), ["!a.tar true"]);
@@ -1105,7 +1116,7 @@ mod tests {
     fn doorbell_rings_for_a_written_and_a_moved_file() {
         let bench = Bench::new();
         let dir = bench.scratch.join("drop");
-        let doorbell = Doorbell::open(&dir).expect("inotify");
+        let doorbell = DropInDoorbell::open(&dir).expect("inotify");
         bench.put("x", b"1");
         smol::block_on(doorbell.ring()).expect("written");
         fs::write(bench.scratch.join("y"), b"1").expect("scratch");

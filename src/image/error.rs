@@ -33,7 +33,7 @@ pub enum ImageError {
         /// Entry of the layer, if the problem lies in one.
         entry: Option<String>,
         /// Fault of the archive, or of its unpacking.
-        source: Box<Problem>,
+        source: Box<ImageProblem>,
     },
     /// The store is open in another process.
     #[error("image store {} is in use by another process", .0.display())]
@@ -64,7 +64,7 @@ fn place(blob: Option<&str>, entry: Option<&str>) -> String {
 
 /// Problem with an archive, a blob or an entry of a layer.
 #[derive(Debug, thiserror::Error)]
-pub enum Problem {
+pub enum ImageProblem {
     /// The bytes do not follow the format.
     #[error("{0}")]
     Damaged(String),
@@ -127,7 +127,7 @@ pub enum Problem {
     },
 }
 
-impl Problem {
+impl ImageProblem {
     /// A reader's error: decoders and the tar reader speak through [`io::Error`].
     pub(super) fn from_read(error: io::Error) -> Self {
         match error.kind() {
@@ -180,11 +180,11 @@ impl Problem {
 #[derive(Debug)]
 pub(super) struct LayerError {
     pub(super) entry: Option<String>,
-    pub(super) problem: Problem,
+    pub(super) problem: ImageProblem,
 }
 
-impl From<Problem> for LayerError {
-    fn from(problem: Problem) -> Self {
+impl From<ImageProblem> for LayerError {
+    fn from(problem: ImageProblem) -> Self {
         Self {
             entry: None,
             problem,
@@ -192,7 +192,7 @@ impl From<Problem> for LayerError {
     }
 }
 
-impl From<DigestError> for Problem {
+impl From<DigestError> for ImageProblem {
     fn from(error: DigestError) -> Self {
         Self::Unsupported(error.to_string())
     }
@@ -219,11 +219,11 @@ impl ImageError {
             Self::Store { .. } | Self::Locked(_) | Self::InUse(_) => true,
             Self::Import { source, .. } => matches!(
                 **source,
-                Problem::NoSpace { .. }
-                    | Problem::NoInodes { .. }
-                    | Problem::Cancelled
-                    | Problem::Read(_)
-                    | Problem::Write { .. }
+                ImageProblem::NoSpace { .. }
+                    | ImageProblem::NoInodes { .. }
+                    | ImageProblem::Cancelled
+                    | ImageProblem::Read(_)
+                    | ImageProblem::Write { .. }
             ),
             Self::InvalidReference { .. } | Self::NotFound(_) => false,
         }

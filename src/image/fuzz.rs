@@ -6,18 +6,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use super::archive::Archive;
-use super::below::Below;
+use super::below::LowerLayers;
 use super::compress;
-use super::layer::{self, Budget};
+use super::layer::{self, SpaceBudget};
 use super::plan;
-use super::platform::Machine;
-use super::reference::Reference;
-use super::tarball::{Input, Tar};
+use super::platform::MachinePlatform;
+use super::reference::ImageReference;
+use super::tarball::{TarInput, TarReader};
 use super::tree;
 use crate::error::chain;
 
 /// Bytes that one input may unpack to, and entries.
-const BUDGET: Budget = Budget {
+const BUDGET: SpaceBudget = SpaceBudget {
     bytes: 1 << 20,
     bytes_left: 1 << 20,
     inodes: 500,
@@ -34,13 +34,13 @@ impl Read for Bytes<'_> {
     }
 }
 
-impl Input for Bytes<'_> {}
+impl TarInput for Bytes<'_> {}
 
 /// Headers of a tar stream, without the disk.
 pub(crate) fn tar(data: &[u8]) -> String {
     let data = with_checksums(data);
     let mut input = Bytes(&data);
-    let mut tar = Tar::new(&mut input);
+    let mut tar = TarReader::new(&mut input);
     let mut seen = String::new();
     loop {
         match tar.next() {
@@ -77,7 +77,7 @@ pub(crate) fn layer(data: &[u8], scratch: &Path) -> String {
     fs::create_dir(&upper).expect("scratch");
     let open = |path: &Path| OwnedFd::from(fs::File::open(path).expect("scratch"));
     let mut budget = BUDGET;
-    let below = Some(Below::new(vec![open(&lower)]));
+    let below = Some(LowerLayers::new(vec![open(&lower)]));
     let result = layer::unpack(
         &mut &data[..],
         open(&upper),
@@ -104,14 +104,14 @@ pub(crate) fn documents(data: &[u8], scratch: &Path) -> String {
     fs::write(&path, with_checksums(data)).expect("scratch");
     let planned = Archive::open(&path)
         .map_err(|problem| (None, problem))
-        .and_then(|archive| plan::plan(&archive, &[], Machine::this()));
+        .and_then(|archive| plan::plan(&archive, &[], MachinePlatform::this()));
     match planned {
         Ok(images) => {
             for image in &images {
                 assert!(image.layers.len() <= plan::MAX_LAYERS);
                 assert!(!image.names.is_empty() || !image.digests.is_empty());
                 for name in image.names.iter().chain(&image.digests) {
-                    Reference::parse(name).expect("names are normalised");
+                    ImageReference::parse(name).expect("names are normalised");
                 }
             }
             format!("ok {}", images.len())
@@ -135,10 +135,10 @@ pub(crate) fn reference(data: &[u8]) -> String {
     let Ok(text) = core::str::from_utf8(data) else {
         return String::new();
     };
-    match Reference::parse(text) {
+    match ImageReference::parse(text) {
         Ok(reference) => {
             if let Some(name) = reference.tagged() {
-                let again = Reference::parse(&name).expect("a normalised name is a name");
+                let again = ImageReference::parse(&name).expect("a normalised name is a name");
                 assert_eq!(again.tagged(), Some(name));
             }
             "ok".into()

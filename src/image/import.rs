@@ -10,21 +10,21 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
 use super::archive::{Archive, MemberKind};
-use super::below::{self, Below, Settled};
-use super::compress::{self, Coding};
-use super::digest::{Digest, Hashing};
-use super::error::{ImageError, LayerError, Problem};
-use super::layer::{self, Budget, Unpacked};
+use super::below::{self, ImpliedDirsResult, LowerLayers};
+use super::compress::{self, StreamCompression};
+use super::digest::{Digest, HashingReader};
+use super::error::{ImageError, ImageProblem, LayerError};
+use super::layer::{self, SpaceBudget, UnpackedLayer};
 use super::plan::{self, PlannedImage, PlannedLayer};
-use super::platform::Machine;
-use super::progress::{Progress, Stage};
+use super::platform::MachinePlatform;
+use super::progress::{ImageProgress, ImageStage};
 use super::record::{ImageRecord, LayerRecord, RECORD_VERSION};
-use super::reference::Reference;
-use super::store::{StagedLayer, Store};
+use super::reference::ImageReference;
+use super::store::{ImageStore, StagedLayer};
 use super::sum::{self, LayerSum};
 use super::tree;
-use super::whose::{Answer, Shares, Way};
-use crate::api::order::Gather as _;
+use super::whose::{LayerSharing, RegistryAccess, SharePermission};
+use crate::api::order::GatherExt as _;
 
 /// Disk space that unpacking leaves free, bytes: the machine must go on writing logs and records.
 pub const RESERVE_BYTES: u64 = 64 * 1024 * 1024;
@@ -47,12 +47,12 @@ pub struct ImportOptions {
 }
 
 /// Hears of progress: at each layer's end and every few MiB. `Break` cancels the import.
-pub type Tick<'t> = &'t mut dyn FnMut(Progress) -> ControlFlow<()>;
+pub type ProgressCallback<'t> = &'t mut dyn FnMut(ImageProgress) -> ControlFlow<()>;
 
 /// Limits of an import, and the machine that it is for.
 #[derive(Clone, Debug)]
-pub(super) struct Limits {
-    pub(super) machine: Machine,
+pub(super) struct ImportLimits {
+    pub(super) machine: MachinePlatform,
     /// Bytes that stay free.
     pub(super) reserve_bytes: u64,
     /// Upper bound besides the free space, bytes.
@@ -61,10 +61,10 @@ pub(super) struct Limits {
     pub(super) max_inodes: u64,
 }
 
-impl Default for Limits {
+impl Default for ImportLimits {
     fn default() -> Self {
         Self {
-            machine: Machine::this(),
+            machine: MachinePlatform::this(),
             reserve_bytes: RESERVE_BYTES,
             max_bytes: u64::MAX,
             max_inodes: u64::MAX,
@@ -74,12 +74,12 @@ impl Default for Limits {
 
 /// Source of images.
 #[derive(Clone, Copy)]
-enum Origin<'a> {
+enum ImportOrigin<'a> {
     Archive { pinned: bool },
-    Registry(&'a Way),
+    Registry(&'a RegistryAccess),
 }
 
-impl Origin<'_> {
+impl ImportOrigin<'_> {
     /// Notes the holders that a layer has gained.
     fn note(self, layer: &mut LayerRecord, planned: &PlannedLayer) {
         match self {
@@ -94,12 +94,12 @@ impl Origin<'_> {
 
 /// The import itself; the caller holds the store's change lock and empties `staging` afterwards.
 pub(super) fn run(
-    store: &Store,
+    store: &ImageStore,
     path: &Path,
     options: &ImportOptions,
-    tick: Tick<'_>,
+    tick: ProgressCallback<'_>,
 ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
-    let located = |(blob, source): plan::Located| ImageError::Import {
+    let located = |(blob, source): plan::LocatedProblem| ImageError::Import {
         archive: path.into(),
         blob,
         entry: None,
@@ -108,11 +108,11 @@ pub(super) fn run(
     let names = options
         .names
         .iter()
-        .map(|name| Reference::parse(name))
+        .map(|name| ImageReference::parse(name))
         .collect::<Result<Vec<_>, _>>()?;
     let archive = Archive::open(path).map_err(|problem| located((None, problem)))?;
     let planned = plan::plan(&archive, &names, store.limits().machine).map_err(located)?;
-    let origin = Origin::Archive {
+    let origin = ImportOrigin::Archive {
         pinned: options.pinned,
     };
     carry_out(store, path, &archive, planned, origin, tick)
@@ -121,11 +121,11 @@ pub(super) fn run(
 /// Imports an image that was planned from a registry; the blobs that [`missing`] names lie in `layout` as its members.
 /// The caller holds the store's change lock and empties `staging` afterwards.
 pub(super) fn run_planned(
-    store: &Store,
+    store: &ImageStore,
     layout: &Path,
     planned: PlannedImage,
-    shares: &Shares<'_>,
-    tick: Tick<'_>,
+    shares: &LayerSharing<'_>,
+    tick: ProgressCallback<'_>,
 ) -> Result<Arc<ImageRecord>, ImageError> {
     let limit = budget(store)?.bytes;
     let known = store.layers();
@@ -147,7 +147,7 @@ pub(super) fn run_planned(
         layout,
         &archive,
         vec![planned],
-        Origin::Registry(shares.way),
+        ImportOrigin::Registry(shares.way),
         tick,
     )?;
     Ok(images.pop().expect("one image was planned"))
@@ -155,9 +155,9 @@ pub(super) fn run_planned(
 
 /// The layers of an image that the store does not have for this pull, lowest first, each member once.
 pub(super) fn missing(
-    store: &Store,
+    store: &ImageStore,
     image: &PlannedImage,
-    shares: &Shares<'_>,
+    shares: &LayerSharing<'_>,
 ) -> Vec<PlannedLayer> {
     let known = store.layers();
     let mut missing: Vec<PlannedLayer> = Vec::new();
@@ -173,21 +173,21 @@ pub(super) fn missing(
 
 /// Blobs of layers that the store has, and that the image may have if its registry says so.
 pub(super) fn to_confirm(
-    store: &Store,
+    store: &ImageStore,
     image: &PlannedImage,
-    shares: &Shares<'_>,
+    shares: &LayerSharing<'_>,
 ) -> BTreeSet<Digest> {
     let known = store.layers();
     with_known(&known, image)
         .filter_map(|(layer, record)| {
             let blob = layer.blob.map(|(digest, _)| digest);
-            (shares.judge(record?, blob) == Answer::Ask).then_some(blob?)
+            (shares.judge(record?, blob) == SharePermission::Ask).then_some(blob?)
         })
         .gather()
 }
 
-fn may_have(shares: &Shares<'_>, record: &LayerRecord, layer: &PlannedLayer) -> bool {
-    shares.judge(record, layer.blob.map(|(digest, _)| digest)) == Answer::Yes
+fn may_have(shares: &LayerSharing<'_>, record: &LayerRecord, layer: &PlannedLayer) -> bool {
+    shares.judge(record, layer.blob.map(|(digest, _)| digest)) == SharePermission::Yes
 }
 
 /// Each layer of an image with its record in the store, if there is one.
@@ -209,37 +209,37 @@ fn prove(
     layout: &Path,
     layer: &PlannedLayer,
     limit: u64,
-    tick: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-) -> Result<(), Problem> {
+    tick: &mut dyn FnMut(ImageProgress) -> ControlFlow<()>,
+) -> Result<(), ImageProblem> {
     let read = |e: LayerError| e.problem;
-    let file = fs::File::open(layout.join(&layer.member)).map_err(Problem::from_read)?;
+    let file = fs::File::open(layout.join(&layer.member)).map_err(ImageProblem::from_read)?;
     let mut file = io::BufReader::new(file);
-    let mut blob = Hashing::new(&mut file, true);
+    let mut blob = HashingReader::new(&mut file, true);
     let diff_id = {
-        let (_, mut stream) = compress::decoder(&mut blob).map_err(Problem::from_read)?;
-        let mut plain = Hashing::new(&mut *stream, true);
+        let (_, mut stream) = compress::decoder(&mut blob).map_err(ImageProblem::from_read)?;
+        let mut plain = HashingReader::new(&mut *stream, true);
         let mut bytes = 0;
         loop {
             let piece = io::copy(&mut (&mut plain).take(TICK_BYTES), &mut io::sink());
-            let piece = piece.map_err(Problem::from_read)?;
+            let piece = piece.map_err(ImageProblem::from_read)?;
             bytes += piece;
             if bytes > limit {
                 let what = "bytes of a layer";
-                return Err(Problem::Limit { what, limit });
+                return Err(ImageProblem::Limit { what, limit });
             }
-            let now = Progress {
-                stage: Stage::Unpacking,
-                ..Progress::default()
+            let now = ImageProgress {
+                stage: ImageStage::Unpacking,
+                ..ImageProgress::default()
             };
             if tick(now).is_break() {
-                return Err(Problem::Cancelled);
+                return Err(ImageProblem::Cancelled);
             }
             if piece == 0 {
                 break plain.finish().expect("it is hashed");
             }
         }
     };
-    io::copy(&mut blob, &mut io::sink()).map_err(Problem::from_read)?;
+    io::copy(&mut blob, &mut io::sink()).map_err(ImageProblem::from_read)?;
     if let Some((expected, _)) = layer.blob {
         check(expected, blob.finish().expect("it is hashed")).map_err(read)?;
     }
@@ -247,14 +247,14 @@ fn prove(
 }
 
 fn carry_out(
-    store: &Store,
+    store: &ImageStore,
     path: &Path,
     archive: &Archive,
     planned: Vec<PlannedImage>,
-    origin: Origin<'_>,
-    tick: Tick<'_>,
+    origin: ImportOrigin<'_>,
+    tick: ProgressCallback<'_>,
 ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
-    let mut import = Import {
+    let mut import = ImportRun {
         store,
         path,
         origin,
@@ -266,9 +266,9 @@ fn carry_out(
         not_alone: BTreeSet::new(),
         next_staged: 0,
         tick,
-        progress: Progress {
-            stage: Stage::Unpacking,
-            ..Progress::default()
+        progress: ImageProgress {
+            stage: ImageStage::Unpacking,
+            ..ImageProgress::default()
         },
     };
     let mut records = BTreeMap::new();
@@ -292,7 +292,7 @@ fn carry_out(
     store.commit(&import.staged, records.into_values().collect())
 }
 
-fn budget(store: &Store) -> Result<Budget, ImageError> {
+fn budget(store: &ImageStore) -> Result<SpaceBudget, ImageError> {
     let fs = store.fs_info()?;
     let limits = store.limits();
     let bytes = fs
@@ -307,7 +307,7 @@ fn budget(store: &Store) -> Result<Budget, ImageError> {
             .saturating_sub(RESERVE_INODES)
             .min(limits.max_inodes)
     };
-    Ok(Budget {
+    Ok(SpaceBudget {
         bytes,
         bytes_left: bytes,
         inodes,
@@ -317,12 +317,12 @@ fn budget(store: &Store) -> Result<Budget, ImageError> {
 
 /// Counter that says when to look at the free space again.
 #[derive(Default)]
-struct Looks {
+struct FreeSpaceRecheck {
     bytes: u64,
     steps: u32,
 }
 
-impl Looks {
+impl FreeSpaceRecheck {
     /// Counts a step; `bytes` are written in all. Returns true if it is time for a look.
     const fn is_due(&mut self, bytes: u64) -> bool {
         self.steps += 1;
@@ -336,25 +336,29 @@ impl Looks {
 
 /// Checks that the disk has more left than has to stay free, whoever has written to it. `budget`: the space at the
 /// start, for the error.
-fn room(store: &Store, budget: Budget) -> Result<(), Problem> {
+fn room(store: &ImageStore, budget: SpaceBudget) -> Result<(), ImageProblem> {
     // A disk that cannot be asked now is no reason to stop.
     let Ok(fs) = store.fs_info() else {
         return Ok(());
     };
     if fs.available_bytes < store.limits().reserve_bytes {
-        return Err(Problem::NoSpace {
+        return Err(ImageProblem::NoSpace {
             available: budget.bytes,
         });
     }
     if fs.inodes > 0 && fs.inodes_free < RESERVE_INODES {
-        return Err(Problem::NoInodes {
+        return Err(ImageProblem::NoInodes {
             available: budget.inodes,
         });
     }
     Ok(())
 }
 
-fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, origin: Origin<'_>) -> ImageRecord {
+fn record_of(
+    image: &PlannedImage,
+    layers: Vec<LayerRecord>,
+    origin: ImportOrigin<'_>,
+) -> ImageRecord {
     let mut dirs = BTreeSet::new();
     let size_bytes = layers
         .iter()
@@ -369,52 +373,52 @@ fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, origin: Origin<'_>)
         digests: image.digests.clone(),
         led_by: image.led_by.clone(),
         size_bytes,
-        pinned: matches!(origin, Origin::Archive { pinned: true }),
-        pulled: matches!(origin, Origin::Registry(_)),
+        pinned: matches!(origin, ImportOrigin::Archive { pinned: true }),
+        pulled: matches!(origin, ImportOrigin::Registry(_)),
         layers,
         config: image.config.clone(),
     }
 }
 
-struct Import<'a> {
-    store: &'a Store,
+struct ImportRun<'a> {
+    store: &'a ImageStore,
     path: &'a Path,
-    origin: Origin<'a>,
-    budget: Budget,
+    origin: ImportOrigin<'a>,
+    budget: SpaceBudget,
     /// Layers of the store and of this import, by key.
     known: BTreeMap<String, LayerRecord>,
     staged: Vec<StagedLayer>,
     /// Unpacked alone and not yet assigned, by diff id.
-    unpacked: BTreeMap<Digest, Staged>,
+    unpacked: BTreeMap<Digest, StagingEntry>,
     /// Unpacked with a view of the layers below, by chain id.
-    viewed: BTreeMap<Digest, Staged>,
+    viewed: BTreeMap<Digest, StagingEntry>,
     /// Diff ids and chain ids of layers that cannot be unpacked alone.
     not_alone: BTreeSet<Digest>,
     /// Number of the next directory in `staging`.
     next_staged: usize,
-    tick: Tick<'a>,
-    progress: Progress,
+    tick: ProgressCallback<'a>,
+    progress: ImageProgress,
 }
 
 /// A layer in `staging`.
-struct Staged {
+struct StagingEntry {
     /// Name of its directory.
     name: String,
-    unpacked: Unpacked,
+    unpacked: UnpackedLayer,
     /// Bytes and inodes that it took from the budget.
     cost: (u64, u64),
 }
 
 /// Layers to unpack from one member of the archive.
 #[derive(Default)]
-struct Wish {
+struct MemberLayers {
     /// Layers, alone. Two diff ids for one member cannot both be right, so the first is held against it.
     alone: Vec<PlannedLayer>,
     /// A layer to unpack with a view of the layers below it, and its chain id.
     viewed: Option<(PlannedLayer, Digest, Vec<LayerRecord>)>,
 }
 
-impl Import<'_> {
+impl ImportRun<'_> {
     /// Goes over the archive once and unpacks each layer that is neither in the store nor unpacked yet. The order of
     /// members does not matter.
     fn unpack_missing(
@@ -422,7 +426,7 @@ impl Import<'_> {
         archive: &Archive,
         images: &[PlannedImage],
     ) -> Result<(), ImageError> {
-        let mut missing: BTreeMap<String, Wish> = BTreeMap::new();
+        let mut missing: BTreeMap<String, MemberLayers> = BTreeMap::new();
         for image in images {
             let mut chain = None;
             // Those below, as long as all of them are there.
@@ -479,7 +483,7 @@ impl Import<'_> {
             (Ok(()), Some(name)) => Err(self.error(
                 Some(name),
                 None,
-                Problem::Damaged("it vanished from the archive".into()),
+                ImageProblem::Damaged("it vanished from the archive".into()),
             )),
             (Ok(()), None) => Ok(()),
         }
@@ -489,7 +493,7 @@ impl Import<'_> {
     fn unpack_one(
         &mut self,
         member: &str,
-        wish: Wish,
+        wish: MemberLayers,
         data: &mut dyn Read,
     ) -> Result<(), LayerError> {
         let view = wish.viewed.filter(|_| wish.alone.is_empty());
@@ -503,14 +507,14 @@ impl Import<'_> {
         self.next_staged += 1;
         let dir = self.store.root().join("staging").join(&name);
         log::debug!("unpacking {member} into {}", dir.display());
-        let root = make_root(&dir).map_err(Problem::write("make the layer's directory"))?;
+        let root = make_root(&dir).map_err(ImageProblem::write("make the layer's directory"))?;
         let before = self.budget;
         let now = self.progress;
         let start = now.bytes;
         let mut next_tick = TICK_BYTES;
         let tick = &mut self.tick;
         let store = self.store;
-        let mut looks = Looks::default();
+        let mut looks = FreeSpaceRecheck::default();
         let mut on_bytes = |bytes: u64| {
             if looks.is_due(bytes) {
                 room(store, before)?;
@@ -519,27 +523,28 @@ impl Import<'_> {
                 return Ok(());
             }
             next_tick = bytes + TICK_BYTES;
-            let now = Progress {
+            let now = ImageProgress {
                 bytes: start + bytes,
                 ..now
             };
             match tick(now) {
                 ControlFlow::Continue(()) => Ok(()),
-                ControlFlow::Break(()) => Err(Problem::Cancelled),
+                ControlFlow::Break(()) => Err(ImageProblem::Cancelled),
             }
         };
-        let mut blob = Hashing::new(data, layer.blob.is_some());
+        let mut blob = HashingReader::new(data, layer.blob.is_some());
         let unpacked = {
-            let (coding, mut stream) = compress::decoder(&mut blob).map_err(Problem::from_read)?;
+            let (coding, mut stream) =
+                compress::decoder(&mut blob).map_err(ImageProblem::from_read)?;
             let unpacked =
                 layer::unpack(&mut *stream, root, below, &mut self.budget, &mut on_bytes)?;
-            if coding != Coding::Plain {
+            if coding != StreamCompression::Plain {
                 log::debug!("{member} was {coding:?}");
             }
             unpacked
         };
         // A decoder stops at the end of its format; the blob's digest covers what follows.
-        io::copy(&mut blob, &mut io::sink()).map_err(Problem::from_read)?;
+        io::copy(&mut blob, &mut io::sink()).map_err(ImageProblem::from_read)?;
         if let Some((expected, _)) = layer.blob {
             let found = blob.finish().expect("the blob is hashed");
             check(expected, found)?;
@@ -550,7 +555,7 @@ impl Import<'_> {
         self.progress.layers_done += 1;
         self.progress.bytes = start + unpacked.size_bytes;
         let diff_id = unpacked.diff_id;
-        let staged = Staged {
+        let staged = StagingEntry {
             name,
             cost: (
                 before.bytes_left - self.budget.bytes_left,
@@ -565,17 +570,17 @@ impl Import<'_> {
         }
         match (self.tick)(self.progress) {
             ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Problem::Cancelled.into()),
+            ControlFlow::Break(()) => Err(ImageProblem::Cancelled.into()),
         }
     }
 
     /// Throws away a layer that was unpacked alone and needs a view of the layers below; `id` is its diff id or chain
     /// id.
-    fn unpack_again(&mut self, id: Digest, staged: &Staged) -> Result<(), LayerError> {
+    fn unpack_again(&mut self, id: Digest, staged: &StagingEntry) -> Result<(), LayerError> {
         let staging = self.store.root().join("staging");
         fs::File::open(&staging)
             .and_then(|dir| tree::remove(dir.as_fd(), staged.name.as_bytes()))
-            .map_err(Problem::write("remove what was unpacked"))?;
+            .map_err(ImageProblem::write("remove what was unpacked"))?;
         self.budget.bytes_left += staged.cost.0;
         self.budget.inodes_left += staged.cost.1;
         self.not_alone.insert(id);
@@ -613,7 +618,7 @@ impl Import<'_> {
                 let done = self
                     .settle(&staged, &layers)
                     .map_err(|e| located(self, e))?;
-                if done == Settled::Link {
+                if done == ImpliedDirsResult::Link {
                     self.unpack_again(key, &staged)
                         .map_err(|e| located(self, e))?;
                     return Ok(None);
@@ -643,12 +648,16 @@ impl Import<'_> {
     }
 
     /// Sums up a settled layer in `staging`.
-    fn sum(&self, staged: &Staged) -> Result<LayerSum, LayerError> {
+    fn sum(&self, staged: &StagingEntry) -> Result<LayerSum, LayerError> {
         let path = self.store.root().join("staging").join(&staged.name);
         sum::of_layer(open_layer(&path)?, staged.unpacked.content)
     }
 
-    fn settle(&self, staged: &Staged, layers: &[LayerRecord]) -> Result<Settled, LayerError> {
+    fn settle(
+        &self,
+        staged: &StagingEntry,
+        layers: &[LayerRecord],
+    ) -> Result<ImpliedDirsResult, LayerError> {
         let mut below = self.below(layers)?;
         let path = self.store.root().join("staging").join(&staged.name);
         let layer = open_layer(&path)?;
@@ -656,7 +665,7 @@ impl Import<'_> {
     }
 
     /// A view of `layers`, which come lowest first.
-    fn below(&self, layers: &[LayerRecord]) -> Result<Below, LayerError> {
+    fn below(&self, layers: &[LayerRecord]) -> Result<LowerLayers, LayerError> {
         let staging = self.store.root().join("staging");
         let mut below = Vec::new();
         for layer in layers.iter().rev() {
@@ -670,7 +679,7 @@ impl Import<'_> {
                 break;
             }
         }
-        Ok(Below::new(below))
+        Ok(LowerLayers::new(below))
     }
 
     /// Directory name for a key: its first 16 digits, or the next ones if another layer starts alike.
@@ -684,7 +693,12 @@ impl Import<'_> {
             .to_owned()
     }
 
-    fn error(&self, blob: Option<String>, entry: Option<String>, source: Problem) -> ImageError {
+    fn error(
+        &self,
+        blob: Option<String>,
+        entry: Option<String>,
+        source: ImageProblem,
+    ) -> ImageError {
         ImageError::Import {
             archive: self.path.into(),
             blob,
@@ -711,14 +725,14 @@ fn shared(
 fn open_layer(path: &Path) -> Result<OwnedFd, LayerError> {
     fs::File::open(path)
         .map(OwnedFd::from)
-        .map_err(|e| Problem::write("open a layer")(e).into())
+        .map_err(|e| ImageProblem::write("open a layer")(e).into())
 }
 
 fn check(expected: Digest, found: Digest) -> Result<(), LayerError> {
     if expected == found {
         Ok(())
     } else {
-        Err(Problem::WrongDigest { expected, found }.into())
+        Err(ImageProblem::WrongDigest { expected, found }.into())
     }
 }
 
@@ -750,17 +764,17 @@ mod tests {
 
     struct Bench {
         scratch: Scratch,
-        store: Store,
+        store: ImageStore,
     }
 
     impl Bench {
         fn new() -> Self {
-            Self::with(Limits::default())
+            Self::with(ImportLimits::default())
         }
 
-        fn with(limits: Limits) -> Self {
+        fn with(limits: ImportLimits) -> Self {
             let scratch = Scratch::new();
-            let store = Store::open_with(&scratch.join("images"), limits).expect("store");
+            let store = ImageStore::open_with(&scratch.join("images"), limits).expect("store");
             Self { scratch, store }
         }
 
@@ -816,9 +830,9 @@ mod tests {
 
         fn reopen(&mut self) {
             // The lock must be free before the next one.
-            let elsewhere = Store::open(&self.scratch.join("other")).expect("store");
+            let elsewhere = ImageStore::open(&self.scratch.join("other")).expect("store");
             self.store = elsewhere;
-            self.store = Store::open(&self.scratch.join("images")).expect("store");
+            self.store = ImageStore::open(&self.scratch.join("images")).expect("store");
         }
 
         /// A file of an image as a container would see it, from the uppermost layer that has it.
@@ -875,7 +889,7 @@ mod tests {
                 let error = Bench::new().import(&layout.tar()).expect_err(name);
                 assert!(
                     matches!(&error, ImageError::Import { source, .. }
-                        if matches!(**source, Problem::Truncated | Problem::WrongDigest { .. })),
+                        if matches!(**source, ImageProblem::Truncated | ImageProblem::WrongDigest { .. })),
                     "{name} cut at {cut}: {}",
                     chain(&error)
                 );
@@ -1014,12 +1028,12 @@ mod tests {
             image
         };
         let found = |wide: &'static str, archive: &[u8]| {
-            let bench = Bench::with(Limits {
-                machine: Machine {
+            let bench = Bench::with(ImportLimits {
+                machine: MachinePlatform {
                     architecture: wide,
                     variant: 1,
                 },
-                ..Limits::default()
+                ..ImportLimits::default()
             });
             let images = bench.ok(archive).into_iter();
             images
@@ -1417,7 +1431,10 @@ mod tests {
         assert_eq!(bench.store.list(), [Arc::clone(&kept)]);
         assert_eq!(bench.text(&kept, "a"), "1");
         bench.is_clean();
-        assert!(matches!(Store::open(&root), Err(ImageError::Locked(_))));
+        assert!(matches!(
+            ImageStore::open(&root),
+            Err(ImageError::Locked(_))
+        ));
     }
 
     #[test]
@@ -1466,7 +1483,7 @@ mod tests {
 
     #[test]
     fn what_is_free_is_looked_at_again_every_few_mebibytes_and_entries() {
-        let mut looks = Looks::default();
+        let mut looks = FreeSpaceRecheck::default();
         assert!(!looks.is_due(0) && !looks.is_due(LOOK_BYTES - 1));
         assert!(looks.is_due(LOOK_BYTES) && !looks.is_due(2 * LOOK_BYTES - 1));
         assert!(looks.is_due(2 * LOOK_BYTES));
@@ -1527,9 +1544,9 @@ mod tests {
             .expect_err("cancelled");
         assert!(error.is_transient());
         bench.is_clean();
-        let bench = Bench::with(Limits {
+        let bench = Bench::with(ImportLimits {
             max_bytes: 100,
-            ..Limits::default()
+            ..ImportLimits::default()
         });
         let error = bench.import(&archive).expect_err("too large");
         assert!(

@@ -5,10 +5,10 @@
 //! itself, if it was made from a directory of overlayfs: they are whiteouts too.
 //!
 //! **Leaning.** A layer may write to `etc/x` without declaring `etc`. The directory made for it would hide mode, owner
-//! and time of the one below. Such paths are returned in [`Unpacked::implied`]; [`super::below::settle`] copies these
+//! and time of the one below. Such paths are returned in [`UnpackedLayer::implied`]; [`super::below::settle`] copies these
 //! from below, and the layer is then shared only where the layers below are the same (keyed by chain id, not diff id).
 //! Where the name below is a symbolic link to a directory, or a hard link names a file of a layer below, the layer
-//! cannot be unpacked alone: it is unpacked once more with a view of those below ([`Below`]).
+//! cannot be unpacked alone: it is unpacked once more with a view of those below ([`LowerLayers`]).
 
 use alloc::collections::BTreeSet;
 use std::ffi::CString;
@@ -22,13 +22,13 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fchmod, fstat, futimens, makedev, mk
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, fchown, fchownat, linkat, symlinkat};
 
-use super::below::{Below, Found, copy_metadata};
+use super::below::{LowerEntry, LowerLayers, copy_metadata};
 use super::compress::read_up_to;
-use super::digest::{Digest, Hashing};
-use super::error::{LayerError, Problem};
-use super::sum::{Content, PIECE_BYTES};
-use super::tarball::{Entry, Input, Kind, MAX_XATTRS, Tar};
-use super::tree::{self, Absent, Blocked, Name};
+use super::digest::{Digest, HashingReader};
+use super::error::{ImageProblem, LayerError};
+use super::sum::{ContentSum, PIECE_BYTES};
+use super::tarball::{MAX_XATTRS, TarEntry, TarEntryKind, TarInput, TarReader};
+use super::tree::{self, MissingDirAction, PathComponent, TreePathError};
 use crate::sys::xattr;
 
 /// Entries of one layer. The largest images in use have about 300 000 files.
@@ -50,7 +50,7 @@ const AUFS: &[u8] = b".wh..wh.";
 
 /// Space that may still be written, over all layers of one import.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Budget {
+pub(super) struct SpaceBudget {
     /// Bytes at the start.
     pub(super) bytes: u64,
     /// Bytes still free.
@@ -61,29 +61,35 @@ pub(super) struct Budget {
     pub(super) inodes_left: u64,
 }
 
-impl Budget {
-    fn take_bytes(&mut self, n: u64) -> Result<(), Problem> {
-        self.bytes_left = self.bytes_left.checked_sub(n).ok_or(Problem::NoSpace {
-            available: self.bytes,
-        })?;
+impl SpaceBudget {
+    fn take_bytes(&mut self, n: u64) -> Result<(), ImageProblem> {
+        self.bytes_left = self
+            .bytes_left
+            .checked_sub(n)
+            .ok_or(ImageProblem::NoSpace {
+                available: self.bytes,
+            })?;
         Ok(())
     }
 
     /// File data: it takes whole blocks.
-    fn take_data(&mut self, n: u64) -> Result<(), Problem> {
+    fn take_data(&mut self, n: u64) -> Result<(), ImageProblem> {
         self.take_bytes(n.next_multiple_of(BLOCK_BYTES))
     }
 
     /// A directory takes a block as soon as there is a name in it, and most file systems give it one before.
-    fn take_directory(&mut self) -> Result<(), Problem> {
+    fn take_directory(&mut self) -> Result<(), ImageProblem> {
         self.take_inode()?;
         self.take_bytes(BLOCK_BYTES)
     }
 
-    fn take_inode(&mut self) -> Result<(), Problem> {
-        self.inodes_left = self.inodes_left.checked_sub(1).ok_or(Problem::NoInodes {
-            available: self.inodes,
-        })?;
+    fn take_inode(&mut self) -> Result<(), ImageProblem> {
+        self.inodes_left = self
+            .inodes_left
+            .checked_sub(1)
+            .ok_or(ImageProblem::NoInodes {
+                available: self.inodes,
+            })?;
         // A file system needs room for a name and its metadata too.
         self.take_bytes(INODE_BYTES)
     }
@@ -100,7 +106,7 @@ const _: () = assert!(
 
 /// A layer that was unpacked.
 #[derive(Debug)]
-pub(super) struct Unpacked {
+pub(super) struct UnpackedLayer {
     /// Digest of the uncompressed stream.
     pub(super) diff_id: Digest,
     /// Bytes of its files.
@@ -110,24 +116,24 @@ pub(super) struct Unpacked {
     /// The root is opaque.
     pub(super) opaque: bool,
     /// Sum over the bytes written to its files; unknown if some of them were replaced or have holes.
-    pub(super) content: Option<Content>,
+    pub(super) content: Option<ContentSum>,
     /// A hard link names a file that the layer does not have, and the layers below were not shown: it is not whole.
     pub(super) needs_below: bool,
 }
 
 /// Hears of the bytes unpacked so far, before each entry and after each piece of a file; may stop the work.
-pub(super) type OnBytes<'a> = &'a mut dyn FnMut(u64) -> Result<(), Problem>;
+pub(super) type UnpackCallback<'a> = &'a mut dyn FnMut(u64) -> Result<(), ImageProblem>;
 
 /// A stream that is hashed on the way and cannot seek.
-struct Stream<'a>(Hashing<&'a mut dyn Read>);
+struct HashedInput<'a>(HashingReader<&'a mut dyn Read>);
 
-impl Read for Stream<'_> {
+impl Read for HashedInput<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.0.read(buf)
     }
 }
 
-impl Input for Stream<'_> {}
+impl TarInput for HashedInput<'_> {}
 
 /// Unpacks the uncompressed tar stream `input` into the empty directory `root`; `below` shows the layers below, if the
 /// layer cannot do without them.
@@ -136,12 +142,12 @@ impl Input for Stream<'_> {}
 pub(super) fn unpack(
     input: &mut dyn Read,
     root: OwnedFd,
-    below: Option<Below>,
-    budget: &mut Budget,
-    on_bytes: OnBytes<'_>,
-) -> Result<Unpacked, LayerError> {
-    let mut stream = Stream(Hashing::new(input, true));
-    let mut target = Target {
+    below: Option<LowerLayers>,
+    budget: &mut SpaceBudget,
+    on_bytes: UnpackCallback<'_>,
+) -> Result<UnpackedLayer, LayerError> {
+    let mut stream = HashedInput(HashingReader::new(input, true));
+    let mut target = LayerTarget {
         root,
         below,
         needs_below: false,
@@ -153,10 +159,10 @@ pub(super) fn unpack(
         marks: BTreeSet::new(),
         opaque: false,
         size_bytes: 0,
-        content: Some(Content::default()),
+        content: Some(ContentSum::default()),
         buffer: vec![0; COPY_BYTES],
     };
-    let mut tar = Tar::new(&mut stream);
+    let mut tar = TarReader::new(&mut stream);
     let mut entries = 0;
     let mut last: Option<Vec<u8>> = None;
     loop {
@@ -166,13 +172,13 @@ pub(super) fn unpack(
             Err(error) => {
                 return Err(LayerError {
                     entry: last.map(|path| format!("after {}", tree::display(&path))),
-                    problem: Problem::from_read(error),
+                    problem: ImageProblem::from_read(error),
                 });
             }
         };
         entries += 1;
         let done = if entries > MAX_ENTRIES {
-            Err(Problem::Limit {
+            Err(ImageProblem::Limit {
                 what: "entries in a layer",
                 limit: MAX_ENTRIES,
             })
@@ -193,15 +199,15 @@ pub(super) fn unpack(
         &mut (&mut stream).take(MAX_TRAILER_BYTES + 1),
         &mut io::sink(),
     )
-    .map_err(Problem::from_read)?;
+    .map_err(ImageProblem::from_read)?;
     if trailer > MAX_TRAILER_BYTES {
-        return Err(LayerError::from(Problem::Limit {
+        return Err(LayerError::from(ImageProblem::Limit {
             what: "bytes after the end of a layer",
             limit: MAX_TRAILER_BYTES,
         }));
     }
     let diff_id = stream.0.finish().expect("the stream is hashed");
-    Ok(Unpacked {
+    Ok(UnpackedLayer {
         diff_id,
         size_bytes,
         implied,
@@ -213,7 +219,7 @@ pub(super) fn unpack(
 
 /// Result of entering a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Entered {
+enum EnterResult {
     Yes,
     /// A name on the way is no directory in this layer.
     NotDirectory,
@@ -221,19 +227,19 @@ enum Entered {
 
 /// The directory that entries went into last. Its time is put back when another one is entered, so that times of
 /// directories need no list.
-struct Parent {
-    path: Vec<Name>,
+struct CurrentParent {
+    path: Vec<PathComponent>,
     dir: OwnedFd,
     before: FileStat,
 }
 
-struct Target<'a> {
+struct LayerTarget<'a> {
     root: OwnedFd,
-    below: Option<Below>,
+    below: Option<LowerLayers>,
     needs_below: bool,
-    budget: &'a mut Budget,
-    on_bytes: OnBytes<'a>,
-    parent: Option<Parent>,
+    budget: &'a mut SpaceBudget,
+    on_bytes: UnpackCallback<'a>,
+    parent: Option<CurrentParent>,
     implied: BTreeSet<Vec<u8>>,
     /// Files that were copied from below for hard links, real paths: they are no entries of this layer, which may remove them.
     copied: BTreeSet<Vec<u8>>,
@@ -241,48 +247,49 @@ struct Target<'a> {
     marks: BTreeSet<Vec<u8>>,
     opaque: bool,
     size_bytes: u64,
-    content: Option<Content>,
+    content: Option<ContentSum>,
     buffer: Vec<u8>,
 }
 
-impl Target<'_> {
-    fn apply(&mut self, entry: &Entry, data: &mut Tar<'_>) -> Result<(), Problem> {
-        let mut path = tree::split(&entry.path).map_err(Problem::from)?;
+impl LayerTarget<'_> {
+    fn apply(&mut self, entry: &TarEntry, data: &mut TarReader<'_>) -> Result<(), ImageProblem> {
+        let mut path = tree::split(&entry.path).map_err(ImageProblem::from)?;
         let Some(name) = path.pop() else {
             // The root itself: a container's root directory is the upper one, so this one's metadata is never seen.
             return match entry.kind {
-                Kind::Dir => Ok(()),
-                _ => Err(Problem::Damaged(
+                TarEntryKind::Dir => Ok(()),
+                _ => Err(ImageProblem::Damaged(
                     "the layer's root is not a directory".into(),
                 )),
             };
         };
         if name.starts_with(WHITEOUT) {
             // Where this layer has a file, or removes the directory, nothing below can be seen anyway.
-            return match self.enter(path, Absent::MakeForWhiteout)? {
-                Entered::Yes => self.whiteout(&name),
-                Entered::NotDirectory => Ok(()),
+            return match self.enter(path, MissingDirAction::MakeForWhiteout)? {
+                EnterResult::Yes => self.whiteout(&name),
+                EnterResult::NotDirectory => Ok(()),
             };
         }
-        if self.enter(path, Absent::Make)? == Entered::NotDirectory {
-            return Err(Blocked::NotDirectory.into());
+        if self.enter(path, MissingDirAction::Make)? == EnterResult::NotDirectory {
+            return Err(TreePathError::NotDirectory.into());
         }
         let parent = self.parent();
         let present = match tree::entry(parent, &name) {
             Ok(stat) => Some(stat),
             Err(Errno::ENOENT) => None,
-            Err(errno) => return Err(Problem::write("examine it")(errno)),
+            Err(errno) => return Err(ImageProblem::write("examine it")(errno)),
         };
         let mut opaque = false;
         match &present {
-            Some(stat) if entry.kind == Kind::Dir && tree::kind(stat) == SFlag::S_IFDIR => {}
+            Some(stat) if entry.kind == TarEntryKind::Dir && tree::kind(stat) == SFlag::S_IFDIR => {
+            }
             Some(stat) => {
                 opaque = tree::is_whiteout(stat);
-                if entry.kind == Kind::HardLink && self.is_own_target(entry, stat)? {
+                if entry.kind == TarEntryKind::HardLink && self.is_own_target(entry, stat)? {
                     if !self.copied.is_empty() {
                         let real = self.real_path(&name);
                         self.copied
-                            .remove(&real.map_err(Problem::write("name it"))?);
+                            .remove(&real.map_err(ImageProblem::write("name it"))?);
                     }
                     return Ok(());
                 }
@@ -292,11 +299,13 @@ impl Target<'_> {
         }
         (self.on_bytes)(self.size_bytes)?;
         match entry.kind {
-            Kind::Dir => self.directory(entry, &name, opaque),
-            Kind::File => self.file(entry, &name, data),
-            Kind::HardLink => self.hard_link(entry, &name),
-            Kind::Symlink => self.symlink(entry, &name),
-            Kind::Char | Kind::Block | Kind::Fifo => self.node(entry, &name),
+            TarEntryKind::Dir => self.directory(entry, &name, opaque),
+            TarEntryKind::File => self.file(entry, &name, data),
+            TarEntryKind::HardLink => self.hard_link(entry, &name),
+            TarEntryKind::Symlink => self.symlink(entry, &name),
+            TarEntryKind::Char | TarEntryKind::Block | TarEntryKind::Fifo => {
+                self.node(entry, &name)
+            }
         }
     }
 
@@ -307,34 +316,38 @@ impl Target<'_> {
     }
 
     /// Makes `path` the directory that entries go into.
-    fn enter(&mut self, path: Vec<Name>, absent: Absent) -> Result<Entered, Problem> {
+    fn enter(
+        &mut self,
+        path: Vec<PathComponent>,
+        absent: MissingDirAction,
+    ) -> Result<EnterResult, ImageProblem> {
         if self.parent.as_ref().is_some_and(|p| p.path == path) {
-            return Ok(Entered::Yes);
+            return Ok(EnterResult::Yes);
         }
         self.leave_parent()?;
         let reached = match tree::reach(self.root.as_fd(), &path, absent, self.below.as_mut()) {
             Ok(reached) => reached,
-            Err(Blocked::NotDirectory) => return Ok(Entered::NotDirectory),
+            Err(TreePathError::NotDirectory) => return Ok(EnterResult::NotDirectory),
             Err(why) => return Err(why.into()),
         };
         self.note_made(reached.made)?;
-        let before = fstat(&reached.dir).map_err(Problem::write("examine its directory"))?;
-        self.parent = Some(Parent {
+        let before = fstat(&reached.dir).map_err(ImageProblem::write("examine its directory"))?;
+        self.parent = Some(CurrentParent {
             path,
             dir: reached.dir,
             before,
         });
-        Ok(Entered::Yes)
+        Ok(EnterResult::Yes)
     }
 
     /// Counts directories that no entry declared.
-    fn note_made(&mut self, made: Vec<Vec<u8>>) -> Result<(), Problem> {
+    fn note_made(&mut self, made: Vec<Vec<u8>>) -> Result<(), ImageProblem> {
         for path in made {
             self.budget.take_directory()?;
             self.implied.insert(path);
         }
         if self.implied.len() > MAX_IMPLIED {
-            return Err(Problem::Limit {
+            return Err(ImageProblem::Limit {
                 what: "directories used without being declared",
                 limit: MAX_IMPLIED as u64,
             });
@@ -342,17 +355,17 @@ impl Target<'_> {
         Ok(())
     }
 
-    fn leave_parent(&mut self) -> Result<(), Problem> {
+    fn leave_parent(&mut self) -> Result<(), ImageProblem> {
         match self.parent.take() {
             Some(parent) => tree::restore_mtime(parent.dir.as_fd(), &parent.before)
-                .map_err(Problem::write("set the time of its directory")),
+                .map_err(ImageProblem::write("set the time of its directory")),
             None => Ok(()),
         }
     }
 
     /// Removes the file or directory that an earlier entry of the same layer put here.
-    fn remove(&mut self, name: &[u8]) -> Result<(), Problem> {
-        tree::remove(self.parent(), name).map_err(Problem::write("replace what was there"))?;
+    fn remove(&mut self, name: &[u8]) -> Result<(), ImageProblem> {
+        tree::remove(self.parent(), name).map_err(ImageProblem::write("replace what was there"))?;
         // What was in it is not known any more.
         self.content = None;
         // It may have been a directory, and what was implied in it is gone.
@@ -369,11 +382,13 @@ impl Target<'_> {
     /// Removes at `hidden`, or in it, entries that are there only because another entry of this layer needed them:
     /// files copied from below, then directories without entries of their own. Returns whether `hidden` itself was such
     /// a file.
-    fn remove_copied(&mut self, hidden: &[u8]) -> Result<bool, Problem> {
+    fn remove_copied(&mut self, hidden: &[u8]) -> Result<bool, ImageProblem> {
         if self.copied.is_empty() {
             return Ok(false);
         }
-        let real = self.real_path(hidden).map_err(Problem::write("name it"))?;
+        let real = self
+            .real_path(hidden)
+            .map_err(ImageProblem::write("name it"))?;
         let real = real.strip_suffix(b"/").unwrap_or(&real);
         let files = within(&self.copied, real);
         let was_copied = files.iter().any(|path| path == real);
@@ -386,22 +401,23 @@ impl Target<'_> {
         // Children before their parents.
         dirs.reverse();
         for path in files.iter().chain(&dirs) {
-            let names = tree::split(path).map_err(Problem::from)?;
+            let names = tree::split(path).map_err(ImageProblem::from)?;
             let Some((name, parents)) = names.split_last() else {
                 continue;
             };
             let parent = tree::beneath(self.root.as_fd(), parents)
-                .map_err(Problem::write("reach its directory"))?;
+                .map_err(ImageProblem::write("reach its directory"))?;
             if self.implied.contains(path) {
                 let dir = tree::beneath(self.root.as_fd(), &names)
-                    .map_err(Problem::write("reach its directory"))?;
-                if !tree::only_whiteouts(dir).map_err(Problem::write("list the directory"))? {
+                    .map_err(ImageProblem::write("reach its directory"))?;
+                if !tree::only_whiteouts(dir).map_err(ImageProblem::write("list the directory"))? {
                     continue;
                 }
             }
-            let before = fstat(&parent).map_err(Problem::write("reach its directory"))?;
-            tree::remove(parent.as_fd(), name).map_err(Problem::write("remove it"))?;
-            tree::restore_mtime(parent.as_fd(), &before).map_err(Problem::write("set the time"))?;
+            let before = fstat(&parent).map_err(ImageProblem::write("reach its directory"))?;
+            tree::remove(parent.as_fd(), name).map_err(ImageProblem::write("remove it"))?;
+            tree::restore_mtime(parent.as_fd(), &before)
+                .map_err(ImageProblem::write("set the time"))?;
             self.implied.remove(path);
             self.copied.remove(path);
             // What was in it is not known any more.
@@ -432,7 +448,7 @@ impl Target<'_> {
         Ok(path)
     }
 
-    fn whiteout(&mut self, name: &[u8]) -> Result<(), Problem> {
+    fn whiteout(&mut self, name: &[u8]) -> Result<(), ImageProblem> {
         if name == OPAQUE_MARK {
             self.remove_copied(b"")?;
             let at_root = self.parent.as_ref().is_none_or(|p| p.path.is_empty());
@@ -445,14 +461,14 @@ impl Target<'_> {
                 return Ok(());
             }
             return xattr::set(self.parent(), tree::OPAQUE, b"y")
-                .map_err(Problem::write("mark the directory opaque"));
+                .map_err(ImageProblem::write("mark the directory opaque"));
         }
         if name.starts_with(AUFS) {
             return Ok(());
         }
         let hidden = &name[WHITEOUT.len()..];
         if matches!(hidden, b"" | b"." | b"..") {
-            return Err(Problem::Damaged("the whiteout names nothing".into()));
+            return Err(ImageProblem::Damaged("the whiteout names nothing".into()));
         }
         let was_copied = self.remove_copied(hidden)?;
         match tree::entry(self.parent(), hidden) {
@@ -460,7 +476,7 @@ impl Target<'_> {
             // anyway.
             Ok(stat) if tree::kind(&stat) == SFlag::S_IFDIR => {
                 let dir = tree::beneath(self.parent(), &[hidden.into()])
-                    .map_err(Problem::write("open the directory"))?;
+                    .map_err(ImageProblem::write("open the directory"))?;
                 let implied = !self.implied.is_empty()
                     && self
                         .real_path(hidden)
@@ -469,15 +485,17 @@ impl Target<'_> {
                     // Made for whiteouts in it, and now it is removed itself.
                     let copy = dir
                         .try_clone()
-                        .map_err(Problem::write("list the directory"))?;
-                    if tree::only_whiteouts(copy).map_err(Problem::write("list the directory"))? {
+                        .map_err(ImageProblem::write("list the directory"))?;
+                    if tree::only_whiteouts(copy)
+                        .map_err(ImageProblem::write("list the directory"))?
+                    {
                         self.remove(hidden)?;
                         return tree::make_whiteout(self.parent(), hidden)
-                            .map_err(Problem::write("make the whiteout"));
+                            .map_err(ImageProblem::write("make the whiteout"));
                     }
                 }
                 xattr::set(dir.as_fd(), tree::OPAQUE, b"y")
-                    .map_err(Problem::write("mark the directory opaque"))
+                    .map_err(ImageProblem::write("mark the directory opaque"))
             }
             Ok(_) => Ok(()),
             Err(Errno::ENOENT) => {
@@ -485,20 +503,25 @@ impl Target<'_> {
                     self.budget.take_inode()?;
                 }
                 tree::make_whiteout(self.parent(), hidden)
-                    .map_err(Problem::write("make the whiteout"))
+                    .map_err(ImageProblem::write("make the whiteout"))
             }
-            Err(errno) => Err(Problem::write("examine it")(errno)),
+            Err(errno) => Err(ImageProblem::write("examine it")(errno)),
         }
     }
 
-    fn directory(&mut self, entry: &Entry, name: &[u8], opaque: bool) -> Result<(), Problem> {
+    fn directory(
+        &mut self,
+        entry: &TarEntry,
+        name: &[u8],
+        opaque: bool,
+    ) -> Result<(), ImageProblem> {
         match mkdirat(self.parent(), name, Mode::from_bits_truncate(0o700)) {
             Ok(()) => self.budget.take_directory()?,
             Err(Errno::EEXIST) => {}
-            Err(errno) => return Err(Problem::write("make the directory")(errno)),
+            Err(errno) => return Err(ImageProblem::write("make the directory")(errno)),
         }
         let dir = tree::beneath(self.parent(), &[name.into()])
-            .map_err(Problem::write("open the directory"))?;
+            .map_err(ImageProblem::write("open the directory"))?;
         if !self.implied.is_empty()
             && let Ok(real) = self.real_path(name)
         {
@@ -506,12 +529,17 @@ impl Target<'_> {
         }
         if opaque {
             xattr::set(dir.as_fd(), tree::OPAQUE, b"y")
-                .map_err(Problem::write("mark the directory opaque"))?;
+                .map_err(ImageProblem::write("mark the directory opaque"))?;
         }
         apply_metadata(dir.as_fd(), entry)
     }
 
-    fn file(&mut self, entry: &Entry, name: &[u8], data: &mut Tar<'_>) -> Result<(), Problem> {
+    fn file(
+        &mut self,
+        entry: &TarEntry,
+        name: &[u8],
+        data: &mut TarReader<'_>,
+    ) -> Result<(), ImageProblem> {
         self.budget.take_inode()?;
         let mut file = create(self.parent(), name)?;
         match &entry.sparse {
@@ -520,17 +548,22 @@ impl Target<'_> {
                 self.content = None;
                 for &(offset, length) in &sparse.extents {
                     file.seek(SeekFrom::Start(offset))
-                        .map_err(Problem::write("write the file"))?;
+                        .map_err(ImageProblem::write("write the file"))?;
                     self.copy(length, data, &mut file)?;
                 }
                 file.set_len(sparse.size)
-                    .map_err(Problem::write("write the file"))?;
+                    .map_err(ImageProblem::write("write the file"))?;
             }
         }
         apply_metadata(file.as_fd(), entry)
     }
 
-    fn copy(&mut self, length: u64, data: &mut dyn Read, file: &mut File) -> Result<(), Problem> {
+    fn copy(
+        &mut self,
+        length: u64,
+        data: &mut dyn Read,
+        file: &mut File,
+    ) -> Result<(), ImageProblem> {
         let mut left = length;
         for index in 0.. {
             if left == 0 {
@@ -538,16 +571,16 @@ impl Target<'_> {
             }
             let want = usize::try_from(left).unwrap_or(usize::MAX).min(COPY_BYTES);
             // Whole pieces: they are what is summed.
-            let n = read_up_to(data, &mut self.buffer[..want]).map_err(Problem::from_read)?;
+            let n = read_up_to(data, &mut self.buffer[..want]).map_err(ImageProblem::from_read)?;
             if n < want {
-                return Err(Problem::Truncated);
+                return Err(ImageProblem::Truncated);
             }
             if let Some(content) = &mut self.content {
                 content.piece(index, &self.buffer[..n]);
             }
             self.budget.take_data(n as u64)?;
             file.write_all(&self.buffer[..n])
-                .map_err(Problem::write("write the file"))?;
+                .map_err(ImageProblem::write("write the file"))?;
             super::count_written(n);
             left -= n as u64;
             self.size_bytes += n as u64;
@@ -558,17 +591,20 @@ impl Target<'_> {
 
     /// Opens the directory of a hard link's target and tells the target's name; `None` if the layer itself has no such
     /// directory.
-    fn link_target(&self, entry: &Entry) -> Result<Option<(OwnedFd, Name)>, Problem> {
+    fn link_target(
+        &self,
+        entry: &TarEntry,
+    ) -> Result<Option<(OwnedFd, PathComponent)>, ImageProblem> {
         let (path, name) = split_link(entry)?;
-        match tree::reach(self.root.as_fd(), &path, Absent::Fail, None) {
+        match tree::reach(self.root.as_fd(), &path, MissingDirAction::Fail, None) {
             Ok(reached) => Ok(Some((reached.dir, name))),
-            Err(Blocked::Missing) => Ok(None),
+            Err(TreePathError::Missing) => Ok(None),
             Err(why) => Err(no_target(entry, why)),
         }
     }
 
     /// Returns true if a hard link entry names the very file that is there under its own name (`present`).
-    fn is_own_target(&self, entry: &Entry, present: &FileStat) -> Result<bool, Problem> {
+    fn is_own_target(&self, entry: &TarEntry, present: &FileStat) -> Result<bool, ImageProblem> {
         let Some((dir, name)) = self.link_target(entry)? else {
             return Ok(false);
         };
@@ -576,7 +612,7 @@ impl Target<'_> {
             .is_ok_and(|stat| stat.st_ino == present.st_ino && stat.st_dev == present.st_dev))
     }
 
-    fn hard_link(&mut self, entry: &Entry, name: &[u8]) -> Result<(), Problem> {
+    fn hard_link(&mut self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
         let own = match self.link_target(entry)? {
             Some((dir, target)) => match tree::entry(dir.as_fd(), &target) {
                 Ok(stat) => Some((dir, target, stat)),
@@ -598,26 +634,28 @@ impl Target<'_> {
             let real = self.real_path_in(dir.as_fd(), &target);
             return match self
                 .marks
-                .contains(&real.map_err(Problem::write("name it"))?)
+                .contains(&real.map_err(ImageProblem::write("name it"))?)
             {
                 true => self.mark(name),
-                false => Err(no_target(entry, Blocked::Missing)),
+                false => Err(no_target(entry, TreePathError::Missing)),
             };
         }
         if tree::kind(&stat) == SFlag::S_IFDIR {
-            return Err(Problem::Damaged(format!(
+            return Err(ImageProblem::Damaged(format!(
                 "hard link to {:?}, which is no file",
                 tree::display(&entry.link)
             )));
         }
         linkat(&dir, &*target, self.parent(), name, AtFlags::empty())
-            .map_err(Problem::write("make the hard link"))
+            .map_err(ImageProblem::write("make the hard link"))
     }
 
     /// Makes a whiteout that more names may follow.
-    fn mark(&mut self, name: &[u8]) -> Result<(), Problem> {
+    fn mark(&mut self, name: &[u8]) -> Result<(), ImageProblem> {
         self.whiteout(&[WHITEOUT, name].concat())?;
-        let real = self.real_path(name).map_err(Problem::write("name it"))?;
+        let real = self
+            .real_path(name)
+            .map_err(ImageProblem::write("name it"))?;
         if self.marks.len() < MAX_LINKED {
             self.marks.insert(real);
         }
@@ -625,10 +663,18 @@ impl Target<'_> {
     }
 
     /// Copies the target of a hard link from the layers below into this one, as overlayfs does when such a link is made.
-    fn copy_up(&mut self, entry: &Entry) -> Result<(OwnedFd, Name, FileStat), Problem> {
+    fn copy_up(
+        &mut self,
+        entry: &TarEntry,
+    ) -> Result<(OwnedFd, PathComponent, FileStat), ImageProblem> {
         let (path, name) = split_link(entry)?;
-        let reached = tree::reach(self.root.as_fd(), &path, Absent::Make, self.below.as_mut())
-            .map_err(|why| no_target(entry, why))?;
+        let reached = tree::reach(
+            self.root.as_fd(),
+            &path,
+            MissingDirAction::Make,
+            self.below.as_mut(),
+        )
+        .map_err(|why| no_target(entry, why))?;
         self.note_made(reached.made)?;
         let (dir, real) = (reached.dir, reached.real);
         match tree::entry(dir.as_fd(), &name) {
@@ -637,50 +683,51 @@ impl Target<'_> {
             Err(Errno::ENOENT) => {}
             Err(errno) => return Err(no_target(entry, errno.into())),
         }
-        let below = self.below.as_mut().ok_or(Problem::Escape)?;
+        let below = self.below.as_mut().ok_or(ImageProblem::Escape)?;
         let (lower, stat) = match below
             .find(self.root.as_fd(), &real, &name)
             .map_err(|why| no_target(entry, why))?
         {
-            Found::Other(lower, stat) => (lower, stat),
-            Found::Nothing | Found::Directory(..) => {
-                return Err(no_target(entry, Blocked::Missing));
+            LowerEntry::Other(lower, stat) => (lower, stat),
+            LowerEntry::Nothing | LowerEntry::Directory(..) => {
+                return Err(no_target(entry, TreePathError::Missing));
             }
         };
-        let before = fstat(&dir).map_err(Problem::write("examine its directory"))?;
+        let before = fstat(&dir).map_err(ImageProblem::write("examine its directory"))?;
         self.budget.take_inode()?;
         match tree::kind(&stat) {
             SFlag::S_IFREG => self.copy_file(lower.as_fd(), &name, dir.as_fd())?,
             SFlag::S_IFLNK => {
                 let to = readlinkat(&*lower, &*name)
-                    .map_err(Problem::write("look into the layers below"))?;
+                    .map_err(ImageProblem::write("look into the layers below"))?;
                 symlinkat(to.as_os_str(), &dir, &*name)
-                    .map_err(Problem::write("make the symbolic link"))?;
+                    .map_err(ImageProblem::write("make the symbolic link"))?;
                 let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
                 let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
                 fchownat(&dir, &*name, Some(uid), Some(gid), flags)
-                    .map_err(Problem::write("set the owner"))?;
+                    .map_err(ImageProblem::write("set the owner"))?;
                 let mtime = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
                 tree::set_mtime(dir.as_fd(), &name, mtime)
-                    .map_err(Problem::write("set the time"))?;
+                    .map_err(ImageProblem::write("set the time"))?;
             }
             _ => {
-                return Err(Problem::Unsupported(format!(
+                return Err(ImageProblem::Unsupported(format!(
                     "hard link to {:?}, a device or pipe of a layer below",
                     tree::display(&entry.link)
                 )));
             }
         }
-        tree::restore_mtime(dir.as_fd(), &before).map_err(Problem::write("set the time"))?;
+        tree::restore_mtime(dir.as_fd(), &before).map_err(ImageProblem::write("set the time"))?;
         if self.copied.len() >= MAX_LINKED {
-            return Err(Problem::Limit {
+            return Err(ImageProblem::Limit {
                 what: "files of the layers below that a layer links to",
                 limit: MAX_LINKED as u64,
             });
         }
         let path = self.real_path_in(dir.as_fd(), &name);
-        self.copied.insert(path.map_err(Problem::write("name it"))?);
-        let stat = tree::entry(dir.as_fd(), &name).map_err(Problem::write("examine it"))?;
+        self.copied
+            .insert(path.map_err(ImageProblem::write("name it"))?);
+        let stat = tree::entry(dir.as_fd(), &name).map_err(ImageProblem::write("examine it"))?;
         Ok((dir, name, stat))
     }
 
@@ -689,43 +736,43 @@ impl Target<'_> {
         from: BorrowedFd<'_>,
         name: &[u8],
         to: BorrowedFd<'_>,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), ImageProblem> {
         let look = "look into the layers below";
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let mut source = openat(from, name, flags, Mode::empty())
             .map(File::from)
-            .map_err(Problem::write(look))?;
-        let stat = fstat(&source).map_err(Problem::write(look))?;
+            .map_err(ImageProblem::write(look))?;
+        let stat = fstat(&source).map_err(ImageProblem::write(look))?;
         let mut file = create(to, name)?;
         let length = u64::try_from(stat.st_size).unwrap_or(0);
         self.copy(length, &mut source, &mut file)?;
         copy_metadata(source.as_fd(), &stat, file.as_fd())
     }
 
-    fn symlink(&mut self, entry: &Entry, name: &[u8]) -> Result<(), Problem> {
+    fn symlink(&mut self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
         self.budget.take_inode()?;
         // The text is the container's business: nothing of ours ever follows it out of the layer.
         symlinkat(entry.link.as_slice(), self.parent(), name)
-            .map_err(Problem::write("make the symbolic link"))?;
+            .map_err(ImageProblem::write("make the symbolic link"))?;
         self.own(entry, name)
     }
 
-    fn node(&mut self, entry: &Entry, name: &[u8]) -> Result<(), Problem> {
-        if entry.kind == Kind::Char && entry.device == (0, 0) {
+    fn node(&mut self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
+        if entry.kind == TarEntryKind::Char && entry.device == (0, 0) {
             return self.mark(name);
         }
         self.budget.take_inode()?;
         let (kind, device) = match entry.kind {
-            Kind::Fifo => (SFlag::S_IFIFO, 0),
+            TarEntryKind::Fifo => (SFlag::S_IFIFO, 0),
             kind => {
                 let (major, minor) = entry.device;
                 // What a dev_t of Linux holds.
                 if major >= 1 << 12 || minor >= 1 << 20 {
-                    return Err(Problem::Damaged(format!(
+                    return Err(ImageProblem::Damaged(format!(
                         "device {major}:{minor} is out of range"
                     )));
                 }
-                if kind == Kind::Block {
+                if kind == TarEntryKind::Block {
                     (SFlag::S_IFBLK, makedev(major, minor))
                 } else {
                     (SFlag::S_IFCHR, makedev(major, minor))
@@ -733,12 +780,12 @@ impl Target<'_> {
             }
         };
         mknodat(self.parent(), name, kind, Mode::empty(), device)
-            .map_err(Problem::write("make the device node"))?;
+            .map_err(ImageProblem::write("make the device node"))?;
         self.own(entry, name)
     }
 
     /// Sets owner, attributes, mode and time of an entry that cannot be opened.
-    fn own(&self, entry: &Entry, name: &[u8]) -> Result<(), Problem> {
+    fn own(&self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
         let parent = self.parent();
         let (uid, gid) = owner(entry)?;
         fchownat(
@@ -748,12 +795,12 @@ impl Target<'_> {
             Some(gid),
             AtFlags::AT_SYMLINK_NOFOLLOW,
         )
-        .map_err(Problem::write("set the owner"))?;
-        let path = tree::through(parent, name).map_err(Problem::write("name it"))?;
+        .map_err(ImageProblem::write("set the owner"))?;
+        let path = tree::through(parent, name).map_err(ImageProblem::write("name it"))?;
         for (key, value) in wanted_xattrs(entry)? {
-            Problem::unless_unsupported(xattr::set_on_link(&path, &key, value))?;
+            ImageProblem::unless_unsupported(xattr::set_on_link(&path, &key, value))?;
         }
-        if entry.kind != Kind::Symlink {
+        if entry.kind != TarEntryKind::Symlink {
             nix::sys::stat::fchmodat(
                 parent,
                 name,
@@ -761,9 +808,9 @@ impl Target<'_> {
                 // It was made just now and is no link.
                 nix::sys::stat::FchmodatFlags::FollowSymlink,
             )
-            .map_err(Problem::write("set the mode"))?;
+            .map_err(ImageProblem::write("set the mode"))?;
         }
-        tree::set_mtime(parent, name, mtime(entry)).map_err(Problem::write("set the time"))
+        tree::set_mtime(parent, name, mtime(entry)).map_err(ImageProblem::write("set the time"))
     }
 }
 
@@ -779,54 +826,55 @@ fn within(paths: &BTreeSet<Vec<u8>>, dir: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Makes a file that was not there.
-fn create(parent: BorrowedFd<'_>, name: &[u8]) -> Result<File, Problem> {
+fn create(parent: BorrowedFd<'_>, name: &[u8]) -> Result<File, ImageProblem> {
     let flags =
         OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     openat(parent, name, flags, Mode::from_bits_truncate(0o600))
         .map(File::from)
-        .map_err(Problem::write("make the file"))
+        .map_err(ImageProblem::write("make the file"))
 }
 
 /// A hard link's target: the names of its directory, and its own.
-fn split_link(entry: &Entry) -> Result<(Vec<Name>, Name), Problem> {
-    let mut path = tree::split(&entry.link).map_err(Problem::from)?;
+fn split_link(entry: &TarEntry) -> Result<(Vec<PathComponent>, PathComponent), ImageProblem> {
+    let mut path = tree::split(&entry.link).map_err(ImageProblem::from)?;
     let name = path
         .pop()
-        .ok_or_else(|| Problem::Damaged("hard link to the layer's root".into()))?;
+        .ok_or_else(|| ImageProblem::Damaged("hard link to the layer's root".into()))?;
     Ok((path, name))
 }
 
 /// Owner first: changing it clears set-id bits and capabilities. Time last.
-fn apply_metadata(file: BorrowedFd<'_>, entry: &Entry) -> Result<(), Problem> {
+fn apply_metadata(file: BorrowedFd<'_>, entry: &TarEntry) -> Result<(), ImageProblem> {
     let (uid, gid) = owner(entry)?;
-    fchown(file, Some(uid), Some(gid)).map_err(Problem::write("set the owner"))?;
+    fchown(file, Some(uid), Some(gid)).map_err(ImageProblem::write("set the owner"))?;
     for (key, value) in wanted_xattrs(entry)? {
-        Problem::unless_unsupported(xattr::set(file, &key, value))?;
+        ImageProblem::unless_unsupported(xattr::set(file, &key, value))?;
     }
-    fchmod(file, Mode::from_bits_truncate(entry.mode)).map_err(Problem::write("set the mode"))?;
+    fchmod(file, Mode::from_bits_truncate(entry.mode))
+        .map_err(ImageProblem::write("set the mode"))?;
     let mtime = mtime(entry);
-    futimens(file, &mtime, &mtime).map_err(Problem::write("set the time"))
+    futimens(file, &mtime, &mtime).map_err(ImageProblem::write("set the time"))
 }
 
-fn owner(entry: &Entry) -> Result<(Uid, Gid), Problem> {
+fn owner(entry: &TarEntry) -> Result<(Uid, Gid), ImageProblem> {
     let id = |value: u64| {
         u32::try_from(value)
             .ok()
             // All ones means "leave as it is" to the kernel.
             .filter(|&id| id != u32::MAX)
-            .ok_or_else(|| Problem::Damaged(format!("owner {value} is out of range")))
+            .ok_or_else(|| ImageProblem::Damaged(format!("owner {value} is out of range")))
     };
     Ok((Uid::from_raw(id(entry.uid)?), Gid::from_raw(id(entry.gid)?)))
 }
 
-fn mtime(entry: &Entry) -> TimeSpec {
+fn mtime(entry: &TarEntry) -> TimeSpec {
     let (seconds, nanos) = entry.mtime;
     TimeSpec::new(seconds, i32::try_from(nanos).unwrap_or(0).into())
 }
 
 /// Attributes that are taken over. Overlayfs's own would let a layer reach into others, and labels of another machine's
 /// security module mean nothing here.
-fn wanted_xattrs(entry: &Entry) -> Result<Vec<(CString, &[u8])>, Problem> {
+fn wanted_xattrs(entry: &TarEntry) -> Result<Vec<(CString, &[u8])>, ImageProblem> {
     let mut wanted = Vec::new();
     for (key, value) in entry.xattrs.iter().take(MAX_XATTRS) {
         let taken = key == b"security.capability"
@@ -836,21 +884,21 @@ fn wanted_xattrs(entry: &Entry) -> Result<Vec<(CString, &[u8])>, Problem> {
             continue;
         }
         if value.len() > xattr::XATTR_MAX_BYTES {
-            return Err(Problem::Limit {
+            return Err(ImageProblem::Limit {
                 what: "bytes in an extended attribute",
                 limit: xattr::XATTR_MAX_BYTES as u64,
             });
         }
         let key = CString::new(key.as_slice())
-            .map_err(|_| Problem::Damaged("attribute name has a NUL".into()))?;
+            .map_err(|_| ImageProblem::Damaged("attribute name has a NUL".into()))?;
         wanted.push((key, value.as_slice()));
     }
     Ok(wanted)
 }
 
-fn no_target(entry: &Entry, why: Blocked) -> Problem {
+fn no_target(entry: &TarEntry, why: TreePathError) -> ImageProblem {
     match why {
-        Blocked::Missing | Blocked::NotDirectory => Problem::Damaged(format!(
+        TreePathError::Missing | TreePathError::NotDirectory => ImageProblem::Damaged(format!(
             "hard link to {:?}, which neither the layer nor those below have",
             tree::display(&entry.link)
         )),
@@ -902,9 +950,9 @@ mod tests {
             }
         }
 
-        fn unpack(&self, stream: &[u8]) -> Result<Unpacked, LayerError> {
+        fn unpack(&self, stream: &[u8]) -> Result<UnpackedLayer, LayerError> {
             let root = File::open(self.scratch.join("root")).expect("root");
-            let mut budget = Budget {
+            let mut budget = SpaceBudget {
                 bytes: self.bytes,
                 bytes_left: self.bytes,
                 inodes: self.inodes,
@@ -912,7 +960,7 @@ mod tests {
             };
             let mut stream = stream;
             // Nothing is below, and it may look.
-            let below = Some(Below::new(Vec::new()));
+            let below = Some(LowerLayers::new(Vec::new()));
             let result = unpack(
                 &mut stream,
                 root.into(),
@@ -934,7 +982,7 @@ mod tests {
             result
         }
 
-        fn ok(&self, stream: Stream) -> Unpacked {
+        fn ok(&self, stream: Stream) -> UnpackedLayer {
             self.unpack(&stream.bytes())
                 .unwrap_or_else(|e| panic!("{:?}: {}", e.entry, e.problem))
         }
@@ -1509,7 +1557,7 @@ mod tests {
             .expect_err("bytes");
         assert!(matches!(
             error.problem,
-            Problem::NoSpace { available: 50_000 }
+            ImageProblem::NoSpace { available: 50_000 }
         ));
         let mut bench = Bench::new();
         bench.inodes = 10;
@@ -1518,12 +1566,18 @@ mod tests {
             stream = stream.dir(&format!("d{n}"), 0o755);
         }
         let error = bench.unpack(&stream.bytes()).expect_err("inodes");
-        assert!(matches!(error.problem, Problem::NoInodes { available: 10 }));
+        assert!(matches!(
+            error.problem,
+            ImageProblem::NoInodes { available: 10 }
+        ));
         // Directories that no entry declares count as well.
         let error = bench
             .unpack(&Stream::new().file("a/b/c/d/e/f/g/h/i/j/k/l", b"").bytes())
             .expect_err("implied");
-        assert!(matches!(error.problem, Problem::NoInodes { available: 10 }));
+        assert!(matches!(
+            error.problem,
+            ImageProblem::NoInodes { available: 10 }
+        ));
     }
 
     #[test]
@@ -1563,7 +1617,8 @@ mod tests {
                 };
                 let unpacked = bench.unpack(&stream);
                 assert_eq!(unpacked.is_ok(), fits, "{name}: {bytes}");
-                let full = unpacked.is_err_and(|e| matches!(e.problem, Problem::NoSpace { .. }));
+                let full =
+                    unpacked.is_err_and(|e| matches!(e.problem, ImageProblem::NoSpace { .. }));
                 assert_eq!(full, !fits, "{name}: {bytes}");
             }
         }
@@ -1621,7 +1676,7 @@ mod tests {
         }
         let bench = Bench::new();
         let root = File::open(bench.scratch.join("root")).expect("root");
-        let mut budget = Budget {
+        let mut budget = SpaceBudget {
             bytes: 1 << 30,
             bytes_left: 1 << 30,
             inodes: 100,
@@ -1635,14 +1690,14 @@ mod tests {
             &mut budget,
             &mut |bytes| {
                 if bytes > 100_000 {
-                    Err(Problem::Cancelled)
+                    Err(ImageProblem::Cancelled)
                 } else {
                     Ok(())
                 }
             },
         )
         .expect_err("cancelled");
-        assert!(matches!(error.problem, Problem::Cancelled));
+        assert!(matches!(error.problem, ImageProblem::Cancelled));
     }
 
     #[test]

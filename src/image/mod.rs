@@ -51,16 +51,16 @@ pub mod verify;
 pub mod whose;
 
 pub use digest::Digest;
-pub use dropin::DropIn;
-pub use error::{ImageError, Problem};
+pub use dropin::DropInPoller;
+pub use error::{ImageError, ImageProblem};
 pub use import::ImportOptions;
 pub use plan::{MAX_JSON_BYTES, MAX_LAYERS};
-pub use progress::Progress;
+pub use progress::ImageProgress;
 pub use pull::{PullError, Puller};
 pub use record::{ImageRecord, LayerRecord};
-pub use reference::Reference;
-pub use store::{Hold, Store};
-pub use verify::{Damaged, Repair, Verification, Verified, Verifying};
+pub use reference::ImageReference;
+pub use store::{ImageStore, StoredImageHold};
+pub use verify::{DamagedImage, ImageVerifier, RepairResult, StoreVerification, VerifyFindings};
 
 /// Counted by whatever thread writes.
 static WRITTEN_BYTES: AtomicU64 = AtomicU64::new(0);

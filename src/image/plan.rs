@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 
 use super::archive::{Archive, MemberKind, member_name};
 use super::digest::Digest;
-use super::error::Problem;
-use super::platform::Machine;
-use super::reference::Reference;
+use super::error::ImageProblem;
+use super::platform::MachinePlatform;
+use super::reference::ImageReference;
 use super::store::insert_sorted;
 use crate::api::oci::{Descriptor, ImageConfig, Index, Manifest, Platform};
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::api::strict::from_foreign_json;
 
 /// Largest document (manifest, index, configuration), bytes.
@@ -45,7 +45,7 @@ const REF_NAME: &str = "org.opencontainers.image.ref.name";
 const CONTAINERD_NAME: &str = "io.containerd.image.name";
 
 /// A problem and the member it lies in.
-pub(super) type Located = (Option<String>, Problem);
+pub(super) type LocatedProblem = (Option<String>, ImageProblem);
 
 /// An image to import.
 #[derive(Clone, Debug)]
@@ -79,9 +79,9 @@ pub(super) struct PlannedLayer {
 /// `names`, if not empty, replace the archive's own and need it to hold exactly one image.
 pub(super) fn plan(
     archive: &Archive,
-    names: &[Reference],
-    machine: Machine,
-) -> Result<Vec<PlannedImage>, Located> {
+    names: &[ImageReference],
+    machine: MachinePlatform,
+) -> Result<Vec<PlannedImage>, LocatedProblem> {
     let members = Members::read(archive).map_err(|problem| (None, problem))?;
     let mut images = if members.document("oci-layout").is_some() {
         from_layout(&members, machine, names)?
@@ -90,21 +90,21 @@ pub(super) fn plan(
     } else if members.all.contains_key("repositories") {
         return Err((
             None,
-            Problem::Unsupported(
+            ImageProblem::Unsupported(
                 "it has no manifest.json: it was saved by Docker before 1.10; save it again".into(),
             ),
         ));
     } else {
         return Err((
             None,
-            Problem::Unsupported("it has neither oci-layout nor manifest.json".into()),
+            ImageProblem::Unsupported("it has neither oci-layout nor manifest.json".into()),
         ));
     };
     if !names.is_empty() {
         let [image] = images.as_mut_slice() else {
             return Err((
                 None,
-                Problem::Unsupported(format!(
+                ImageProblem::Unsupported(format!(
                     "it holds {} images: names can be given for one only",
                     images.len()
                 )),
@@ -114,14 +114,14 @@ pub(super) fn plan(
     }
     for image in &images {
         if image.names.is_empty() && image.digests.is_empty() {
-            return Err((None, Problem::Unnamed));
+            return Err((None, ImageProblem::Unnamed));
         }
     }
     Ok(images)
 }
 
 /// Gives an image the caller's names instead of the archive's. Names by digest keep the digests of the manifest.
-fn name_as_asked(image: &mut PlannedImage, names: &[Reference]) -> Result<(), Problem> {
+fn name_as_asked(image: &mut PlannedImage, names: &[ImageReference]) -> Result<(), ImageProblem> {
     let led_by = core::mem::take(&mut image.led_by);
     let manifests: Vec<Digest> = core::iter::once(&led_by)
         .chain(&image.digests)
@@ -138,13 +138,13 @@ fn name_as_asked(image: &mut PlannedImage, names: &[Reference]) -> Result<(), Pr
 /// Adds a name. `manifests`: the digests of its manifest, that of the index around it first.
 fn add_name(
     image: &mut PlannedImage,
-    name: &Reference,
+    name: &ImageReference,
     manifests: &[Digest],
-) -> Result<(), Problem> {
+) -> Result<(), ImageProblem> {
     if let Some(digest) = name.digest()
         && !manifests.contains(&digest)
     {
-        return Err(Problem::Damaged(format!(
+        return Err(ImageProblem::Damaged(format!(
             "it is called {name}, but no manifest of it has that digest"
         )));
     }
@@ -168,12 +168,12 @@ fn add_digest(image: &mut PlannedImage, repository: &str, digest: Digest) {
 
 /// Members of an archive, with the text of those that may be documents.
 struct Members {
-    all: BTreeMap<String, Member>,
+    all: BTreeMap<String, ArchiveMember>,
     /// Number of documents followed, and their bytes.
     followed: Cell<(usize, u64)>,
 }
 
-enum Member {
+enum ArchiveMember {
     File {
         size: u64,
         document: Option<Vec<u8>>,
@@ -182,16 +182,16 @@ enum Member {
 }
 
 impl Members {
-    fn read(archive: &Archive) -> Result<Self, Problem> {
+    fn read(archive: &Archive) -> Result<Self, ImageProblem> {
         let mut members = BTreeMap::new();
         let mut kept: u64 = 0;
         archive.each(&mut |name, kind, data| {
             let member = match kind {
-                MemberKind::Link(target) => Member::Link(target.clone()),
+                MemberKind::Link(target) => ArchiveMember::Link(target.clone()),
                 MemberKind::File(size) => {
                     let document = read_document(name, *size, data, kept)?;
                     kept += document.as_ref().map_or(0, |d| d.len() as u64);
-                    Member::File {
+                    ArchiveMember::File {
                         size: *size,
                         document,
                     }
@@ -211,8 +211,8 @@ impl Members {
         let mut name = name;
         for _ in 0..MAX_LINKS {
             match self.all.get_key_value(name)? {
-                (name, Member::File { size, .. }) => return Some((name, *size)),
-                (_, Member::Link(target)) => name = target,
+                (name, ArchiveMember::File { size, .. }) => return Some((name, *size)),
+                (_, ArchiveMember::Link(target)) => name = target,
             }
         }
         None
@@ -221,15 +221,15 @@ impl Members {
     fn document(&self, name: &str) -> Option<&[u8]> {
         let (name, _) = self.file(name)?;
         match self.all.get(name)? {
-            Member::File { document, .. } => document.as_deref(),
-            Member::Link(_) => None,
+            ArchiveMember::File { document, .. } => document.as_deref(),
+            ArchiveMember::Link(_) => None,
         }
     }
 
     /// Counts a followed document of `bytes`. An archive may lead to one document again and again, and each time it is
     /// read as a whole.
-    fn follow(&self, bytes: usize) -> Result<(), Problem> {
-        let limit = |what, limit| Err(Problem::Limit { what, limit });
+    fn follow(&self, bytes: usize) -> Result<(), ImageProblem> {
+        let limit = |what, limit| Err(ImageProblem::Limit { what, limit });
         let (documents, total) = self.followed.get();
         let (documents, total) = (documents + 1, total + bytes as u64);
         if documents > MAX_ARCHIVE_DOCUMENTS {
@@ -247,28 +247,28 @@ impl Members {
 }
 
 /// Source of the documents that a descriptor leads to.
-pub(super) trait Documents {
+pub(super) trait DocumentSource {
     /// The document that `descriptor` names, at most [`MAX_JSON_BYTES`], its digest checked.
-    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), Located>;
+    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), LocatedProblem>;
 }
 
-impl Documents for Members {
+impl DocumentSource for Members {
     /// A blob of an OCI layout that must be a document.
-    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), Located> {
+    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), LocatedProblem> {
         let (digest, name) = blob_name(descriptor)?;
         let at = |problem| (Some(name.clone()), problem);
         if self.file(&name).is_none() {
-            return Err(at(Problem::Damaged("it is not in the archive".into())));
+            return Err(at(ImageProblem::Damaged("it is not in the archive".into())));
         }
         let data = self.document(&name).ok_or_else(|| {
-            at(Problem::Damaged(format!(
+            at(ImageProblem::Damaged(format!(
                 "it is not a JSON document of at most {MAX_JSON_BYTES} bytes"
             )))
         })?;
         self.follow(data.len()).map_err(at)?;
         let found = Digest::of(data);
         if found != digest {
-            return Err(at(Problem::WrongDigest {
+            return Err(at(ImageProblem::WrongDigest {
                 expected: digest,
                 found,
             }));
@@ -280,15 +280,17 @@ impl Documents for Members {
 /// Plans an image of a registry. Follows `top`, the descriptor of the manifest or index that `reference` leads to
 /// there.
 pub(super) fn plan_remote(
-    documents: &dyn Documents,
+    documents: &dyn DocumentSource,
     top: &Descriptor,
-    reference: &Reference,
-    machine: Machine,
-) -> Result<PlannedImage, Located> {
+    reference: &ImageReference,
+    machine: MachinePlatform,
+) -> Result<PlannedImage, LocatedProblem> {
     let (manifest_digest, manifest, id, config) =
         match choose(documents, top, machine, MAX_NESTING)? {
-            Choice::Image(found) => *found,
-            Choice::OtherMachines(others) => return Err((None, nothing_for(machine, others))),
+            ManifestChoice::Image(found) => *found,
+            ManifestChoice::OtherMachines(others) => {
+                return Err((None, nothing_for(machine, others)));
+            }
         };
     let mut manifests =
         vec![Digest::parse(&top.digest).map_err(|why| (Some(top.digest.clone()), why.into()))?];
@@ -312,7 +314,7 @@ pub(super) fn plan_remote(
     Ok(image)
 }
 
-fn blob_name(descriptor: &Descriptor) -> Result<(Digest, String), Located> {
+fn blob_name(descriptor: &Descriptor) -> Result<(Digest, String), LocatedProblem> {
     let digest = Digest::parse(&descriptor.digest)
         .map_err(|why| (Some(descriptor.digest.clone()), why.into()))?;
     Ok((digest, format!("blobs/sha256/{}", digest.hex())))
@@ -324,7 +326,7 @@ fn read_document(
     size: u64,
     data: &mut dyn Read,
     kept: u64,
-) -> Result<Option<Vec<u8>>, Problem> {
+) -> Result<Option<Vec<u8>>, ImageProblem> {
     let candidate = name == "oci-layout"
         || name.starts_with("blobs/")
         // The directories of old layers have a document each that is not needed.
@@ -333,12 +335,13 @@ fn read_document(
         return Ok(None);
     }
     let mut head = [0; 1];
-    data.read_exact(&mut head).map_err(Problem::from_read)?;
+    data.read_exact(&mut head)
+        .map_err(ImageProblem::from_read)?;
     if !matches!(head[0], b'{' | b'[' | b' ' | b'\n' | b'\t' | b'\r') {
         return Ok(None);
     }
     if kept + size > MAX_JSON_TOTAL_BYTES {
-        return Err(Problem::Limit {
+        return Err(ImageProblem::Limit {
             what: "bytes of documents in an archive",
             limit: MAX_JSON_TOTAL_BYTES,
         });
@@ -347,53 +350,54 @@ fn read_document(
     text.push(head[0]);
     data.take(size - 1)
         .read_to_end(&mut text)
-        .map_err(Problem::from_read)?;
+        .map_err(ImageProblem::from_read)?;
     if text.len() as u64 != size {
-        return Err(Problem::Truncated);
+        return Err(ImageProblem::Truncated);
     }
     Ok(Some(text))
 }
 
-fn json<T: DeserializeOwned>(name: &str, data: &[u8]) -> Result<T, Located> {
-    from_foreign_json(data).map_err(|e| (Some(name.to_owned()), Problem::Damaged(e.to_string())))
+fn json<T: DeserializeOwned>(name: &str, data: &[u8]) -> Result<T, LocatedProblem> {
+    from_foreign_json(data)
+        .map_err(|e| (Some(name.to_owned()), ImageProblem::Damaged(e.to_string())))
 }
 
 // --- OCI layout ---
 
 fn from_layout(
     members: &Members,
-    machine: Machine,
-    names: &[Reference],
-) -> Result<Vec<PlannedImage>, Located> {
+    machine: MachinePlatform,
+    names: &[ImageReference],
+) -> Result<Vec<PlannedImage>, LocatedProblem> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Layout {
+    struct OciLayoutFile {
         image_layout_version: String,
     }
-    let layout: Layout = json("oci-layout", members.document("oci-layout").unwrap_or(b""))?;
+    let layout: OciLayoutFile = json("oci-layout", members.document("oci-layout").unwrap_or(b""))?;
     if !layout.image_layout_version.starts_with("1.") {
         return Err((
             Some("oci-layout".into()),
-            Problem::Unsupported(format!("version {:?}", layout.image_layout_version)),
+            ImageProblem::Unsupported(format!("version {:?}", layout.image_layout_version)),
         ));
     }
     let Some(index) = members.document("index.json") else {
         return Err((
             Some("index.json".into()),
-            Problem::Damaged("it is not in the archive".into()),
+            ImageProblem::Damaged("it is not in the archive".into()),
         ));
     };
     let index: Index = json("index.json", index)?;
     let mut images: Vec<PlannedImage> = Vec::new();
-    let mut wrong_machine = Others::default();
+    let mut wrong_machine = OtherPlatforms::default();
     for descriptor in &index.manifests {
         if is_not_an_image(descriptor) {
             continue;
         }
         let choice = choose(members, descriptor, machine, MAX_NESTING)?;
         let (manifest_digest, manifest, config_digest, config) = match choice {
-            Choice::Image(found) => *found,
-            Choice::OtherMachines(what) => {
+            ManifestChoice::Image(found) => *found,
+            ManifestChoice::OtherMachines(what) => {
                 wrong_machine.extend(what.0);
                 continue;
             }
@@ -418,7 +422,7 @@ fn from_layout(
         if images.len() > MAX_ARCHIVE_IMAGES {
             return Err((
                 None,
-                Problem::Limit {
+                ImageProblem::Limit {
                     what: "images in an archive",
                     limit: MAX_ARCHIVE_IMAGES as u64,
                 },
@@ -446,7 +450,7 @@ fn from_layout(
 
 /// Drops 32-bit images that are listed beside the machine's own ones, unless they have names of their own: without,
 /// they are most often the same image for another board, and would take its name.
-fn prefer_own(images: &mut Vec<PlannedImage>, machine: Machine) {
+fn prefer_own(images: &mut Vec<PlannedImage>, machine: MachinePlatform) {
     let is_own = |image: &PlannedImage| is_own(&image.config, machine);
     if !images.iter().any(is_own) {
         return;
@@ -461,15 +465,15 @@ fn prefer_own(images: &mut Vec<PlannedImage>, machine: Machine) {
 
 /// Returns true if the image is of the machine's own architecture, not a 32-bit one that it runs as well. An image
 /// without an architecture is trusted.
-fn is_own(config: &ImageConfig, machine: Machine) -> bool {
+fn is_own(config: &ImageConfig, machine: MachinePlatform) -> bool {
     config.architecture.is_empty() || machine.is_own(&config.architecture)
 }
 
-fn check_blob_present(members: &Members, layer: &PlannedLayer) -> Result<(), Located> {
+fn check_blob_present(members: &Members, layer: &PlannedLayer) -> Result<(), LocatedProblem> {
     let at = |problem| Err((Some(layer.member.clone()), problem));
     match (members.file(&layer.member), layer.blob) {
-        (None, _) => at(Problem::Damaged("it is not in the archive".into())),
-        (Some((_, found)), Some((_, size))) if found != size => at(Problem::Damaged(format!(
+        (None, _) => at(ImageProblem::Damaged("it is not in the archive".into())),
+        (Some((_, found)), Some((_, size))) if found != size => at(ImageProblem::Damaged(format!(
             "it has {found} bytes, its manifest says {size}"
         ))),
         _ => Ok(()),
@@ -478,9 +482,9 @@ fn check_blob_present(members: &Members, layer: &PlannedLayer) -> Result<(), Loc
 
 /// Platforms of images that this machine cannot run, each once, cut; at most one more than are told.
 #[derive(Default)]
-struct Others(Vec<String>);
+struct OtherPlatforms(Vec<String>);
 
-impl Others {
+impl OtherPlatforms {
     /// Returns true if further platforms make no difference.
     const fn is_full(&self) -> bool {
         self.0.len() > MAX_PLATFORMS_TOLD
@@ -501,15 +505,15 @@ impl Others {
     }
 }
 
-fn nothing_for(machine: Machine, others: Others) -> Problem {
+fn nothing_for(machine: MachinePlatform, others: OtherPlatforms) -> ImageProblem {
     let mut what = others.0;
     if what.is_empty() {
-        return Problem::Damaged("it holds no image".into());
+        return ImageProblem::Damaged("it holds no image".into());
     }
     if what.len() > MAX_PLATFORMS_TOLD {
         what[MAX_PLATFORMS_TOLD] = "…".into();
     }
-    Problem::Unsupported(format!(
+    ImageProblem::Unsupported(format!(
         "it has no image for linux/{} (it has {})",
         machine.architecture,
         what.join(", ")
@@ -527,26 +531,26 @@ fn is_not_an_image(descriptor: &Descriptor) -> bool {
             .is_some_and(|p| p.os == "unknown" && p.architecture == "unknown")
 }
 
-enum Choice {
+enum ManifestChoice {
     Image(Box<(Digest, Manifest, Digest, ImageConfig)>),
     /// No image for this machine; the platforms that there are instead.
-    OtherMachines(Others),
+    OtherMachines(OtherPlatforms),
 }
 
 /// Follows a descriptor to the image for this machine.
 fn choose(
-    members: &dyn Documents,
+    members: &dyn DocumentSource,
     descriptor: &Descriptor,
-    machine: Machine,
+    machine: MachinePlatform,
     nesting: usize,
-) -> Result<Choice, Located> {
+) -> Result<ManifestChoice, LocatedProblem> {
     let (digest, data) = members.blob(descriptor)?;
     let data = &*data;
     let name = digest.to_string();
     // Some writers leave the type out; only an index has `manifests`.
     #[derive(Deserialize, Default)]
     #[serde(default)]
-    struct Probe {
+    struct IndexProbe {
         manifests: Option<serde::de::IgnoredAny>,
     }
     let is_index = match descriptor.media_type.as_str() {
@@ -554,11 +558,11 @@ fn choose(
         | "application/vnd.docker.distribution.manifest.list.v2+json" => true,
         "application/vnd.oci.image.manifest.v1+json"
         | "application/vnd.docker.distribution.manifest.v2+json" => false,
-        "" => json::<Probe>(&name, data)?.manifests.is_some(),
+        "" => json::<IndexProbe>(&name, data)?.manifests.is_some(),
         other => {
             return Err((
                 Some(name),
-                Problem::Unsupported(format!("media type {other:?}")),
+                ImageProblem::Unsupported(format!("media type {other:?}")),
             ));
         }
     };
@@ -568,7 +572,7 @@ fn choose(
     if nesting == 0 {
         return Err((
             Some(name),
-            Problem::Limit {
+            ImageProblem::Limit {
                 what: "indexes within each other",
                 limit: MAX_NESTING as u64,
             },
@@ -577,7 +581,7 @@ fn choose(
     let index: Index = json(&name, data)?;
     // Best first; of equals the first listed.
     let mut ranked: Vec<(u8, &Descriptor)> = Vec::new();
-    let mut others = Others::default();
+    let mut others = OtherPlatforms::default();
     for inner in index.manifests.iter().filter(|d| !is_not_an_image(d)) {
         match &inner.platform {
             Some(platform) if !platform.architecture.is_empty() => match machine.rank(platform) {
@@ -599,28 +603,30 @@ fn choose(
             continue;
         }
         match choose(members, inner, machine, nesting - 1)? {
-            Choice::OtherMachines(more) => others.extend(more.0),
-            Choice::Image(found) if is_own(&found.3, machine) => return Ok(Choice::Image(found)),
-            image @ Choice::Image(_) => _ = narrow.get_or_insert(image),
+            ManifestChoice::OtherMachines(more) => others.extend(more.0),
+            ManifestChoice::Image(found) if is_own(&found.3, machine) => {
+                return Ok(ManifestChoice::Image(found));
+            }
+            image @ ManifestChoice::Image(_) => _ = narrow.get_or_insert(image),
         }
     }
-    Ok(narrow.unwrap_or(Choice::OtherMachines(others)))
+    Ok(narrow.unwrap_or(ManifestChoice::OtherMachines(others)))
 }
 
 fn image_of(
-    members: &dyn Documents,
+    members: &dyn DocumentSource,
     manifest_digest: Digest,
     manifest: Manifest,
-    machine: Machine,
-) -> Result<Choice, Located> {
+    machine: MachinePlatform,
+) -> Result<ManifestChoice, LocatedProblem> {
     let (config_digest, data) = members.blob(&manifest.config)?;
     let config: ImageConfig = json(&config_digest.to_string(), &data)?;
     if let Some(other) = unsuitable(&config, machine) {
-        let mut others = Others::default();
+        let mut others = OtherPlatforms::default();
         others.add(&other);
-        return Ok(Choice::OtherMachines(others));
+        return Ok(ManifestChoice::OtherMachines(others));
     }
-    Ok(Choice::Image(Box::new((
+    Ok(ManifestChoice::Image(Box::new((
         manifest_digest,
         manifest,
         config_digest,
@@ -629,7 +635,7 @@ fn image_of(
 }
 
 /// The platform of a configuration that this machine cannot run. One that says nothing is trusted.
-fn unsuitable(config: &ImageConfig, machine: Machine) -> Option<String> {
+fn unsuitable(config: &ImageConfig, machine: MachinePlatform) -> Option<String> {
     if config.architecture.is_empty() {
         return None;
     }
@@ -666,7 +672,10 @@ fn platform_name(platform: &Platform) -> String {
     name
 }
 
-fn layout_layers(manifest: &Manifest, config: &ImageConfig) -> Result<Vec<PlannedLayer>, Located> {
+fn layout_layers(
+    manifest: &Manifest,
+    config: &ImageConfig,
+) -> Result<Vec<PlannedLayer>, LocatedProblem> {
     let diff_ids = diff_ids(config, manifest.layers.len())?;
     manifest
         .layers
@@ -676,13 +685,16 @@ fn layout_layers(manifest: &Manifest, config: &ImageConfig) -> Result<Vec<Planne
             if !is_layer_type(&descriptor.media_type) {
                 return Err((
                     Some(descriptor.digest.clone()),
-                    Problem::Unsupported(format!("layer media type {:?}", descriptor.media_type)),
+                    ImageProblem::Unsupported(format!(
+                        "layer media type {:?}",
+                        descriptor.media_type
+                    )),
                 ));
             }
             if descriptor.size > MAX_LAYER_BYTES {
                 return Err((
                     Some(descriptor.digest.clone()),
-                    Problem::Limit {
+                    ImageProblem::Limit {
                         what: "bytes in a layer",
                         limit: MAX_LAYER_BYTES,
                     },
@@ -715,17 +727,17 @@ fn is_layer_type(media_type: &str) -> bool {
         })
 }
 
-fn diff_ids(config: &ImageConfig, layers: usize) -> Result<Vec<Digest>, Located> {
+fn diff_ids(config: &ImageConfig, layers: usize) -> Result<Vec<Digest>, LocatedProblem> {
     let wrong = |problem| Err((Some("configuration".to_owned()), problem));
     if layers > MAX_LAYERS {
-        return wrong(Problem::Limit {
+        return wrong(ImageProblem::Limit {
             what: "layers in an image",
             limit: MAX_LAYERS as u64,
         });
     }
     let ids = &config.rootfs.diff_ids;
     if ids.len() != layers {
-        return wrong(Problem::Damaged(format!(
+        return wrong(ImageProblem::Damaged(format!(
             "it lists {} layers, the manifest {layers}",
             ids.len()
         )));
@@ -739,15 +751,16 @@ fn name_from_annotations(
     image: &mut PlannedImage,
     descriptor: &Descriptor,
     manifests: &[Digest],
-    asked: &[Reference],
-) -> Result<(), Problem> {
+    asked: &[ImageReference],
+) -> Result<(), ImageProblem> {
     let annotation = |key| descriptor.annotations.get(key).filter(|v| !v.is_empty());
     // containerd writes the whole name; the specification's annotation may be a name or a bare tag.
     let name = annotation(CONTAINERD_NAME)
         .or_else(|| annotation(REF_NAME).filter(|name| name.contains([':', '/', '@'])));
     match name {
         Some(name) => {
-            let reference = Reference::parse(name).map_err(|e| Problem::Damaged(e.to_string()))?;
+            let reference =
+                ImageReference::parse(name).map_err(|e| ImageProblem::Damaged(e.to_string()))?;
             add_name(image, &reference, manifests)
         }
         None => {
@@ -772,25 +785,28 @@ struct DockerImage {
     layers: Option<Vec<String>>,
 }
 
-fn from_docker(members: &Members, machine: Machine) -> Result<Vec<PlannedImage>, Located> {
+fn from_docker(
+    members: &Members,
+    machine: MachinePlatform,
+) -> Result<Vec<PlannedImage>, LocatedProblem> {
     let document = members.document("manifest.json").unwrap_or(b"");
     let listed: Vec<DockerImage> = json("manifest.json", document)?;
     if listed.len() > MAX_ARCHIVE_IMAGES {
         return Err((
             None,
-            Problem::Limit {
+            ImageProblem::Limit {
                 what: "images in an archive",
                 limit: MAX_ARCHIVE_IMAGES as u64,
             },
         ));
     }
     let mut images: Vec<PlannedImage> = Vec::new();
-    let mut others = Others::default();
+    let mut others = OtherPlatforms::default();
     for listed in listed {
         let config_name = member_name("", listed.config.as_bytes()).unwrap_or_default();
         let at = |problem| (Some(config_name.clone()), problem);
         let data = members.document(&config_name).ok_or_else(|| {
-            at(Problem::Damaged(match members.file(&config_name) {
+            at(ImageProblem::Damaged(match members.file(&config_name) {
                 Some(_) => format!("it is not a JSON document of at most {MAX_JSON_BYTES} bytes"),
                 None => "the configuration is not in the archive".into(),
             }))
@@ -800,7 +816,7 @@ fn from_docker(members: &Members, machine: Machine) -> Result<Vec<PlannedImage>,
         let stem = config_name.rsplit('/').next().unwrap_or(&config_name);
         let stem = stem.strip_suffix(".json").unwrap_or(stem);
         if let Some(expected) = Digest::from_hex(stem).filter(|&expected| expected != id) {
-            return Err(at(Problem::WrongDigest {
+            return Err(at(ImageProblem::WrongDigest {
                 expected,
                 found: id,
             }));
@@ -822,7 +838,7 @@ fn from_docker(members: &Members, machine: Machine) -> Result<Vec<PlannedImage>,
                 .ok_or_else(|| {
                     (
                         Some(layer.clone()),
-                        Problem::Damaged("it is not in the archive".into()),
+                        ImageProblem::Damaged("it is not in the archive".into()),
                     )
                 })?;
             layers.push(PlannedLayer {
@@ -845,10 +861,10 @@ fn from_docker(members: &Members, machine: Machine) -> Result<Vec<PlannedImage>,
             images.len() - 1
         });
         for tag in listed.repo_tags.unwrap_or_default() {
-            let name = Reference::parse(&tag).map_err(|e| {
+            let name = ImageReference::parse(&tag).map_err(|e| {
                 (
                     Some("manifest.json".to_owned()),
-                    Problem::Damaged(e.to_string()),
+                    ImageProblem::Damaged(e.to_string()),
                 )
             })?;
             if let Some(tagged) = name.tagged() {
@@ -893,8 +909,10 @@ mod tests {
         let archive = Archive::open(&path).expect("an archive");
         let members = Members::read(&archive).expect("members");
         let top: Descriptor = serde_json::from_value(outer).expect("a descriptor");
-        let machine = Machine::this();
-        let Ok(Choice::OtherMachines(others)) = choose(&members, &top, machine, MAX_NESTING) else {
+        let machine = MachinePlatform::this();
+        let Ok(ManifestChoice::OtherMachines(others)) =
+            choose(&members, &top, machine, MAX_NESTING)
+        else {
             panic!("nothing is for this machine");
         };
         assert_eq!(others.0.len(), MAX_PLATFORMS_TOLD + 1);

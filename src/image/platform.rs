@@ -10,14 +10,14 @@ const ARM64: u8 = 16;
 
 /// Platform of this machine: Go's architecture name and the variant number (arm 5–8, amd64 1–4; else 0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine {
+pub struct MachinePlatform {
     /// `amd64`, `arm64`, `arm`, …
     pub architecture: &'static str,
     /// Highest variant it can run.
     pub variant: u8,
 }
 
-impl Machine {
+impl MachinePlatform {
     /// The machine this program was built for, with the variant that the processor has.
     #[must_use]
     pub fn this() -> Self {
@@ -100,7 +100,7 @@ fn variant(architecture: &str) -> u8 {
 mod tests {
     use super::*;
 
-    fn best(machine: Machine, all: &[(&str, &str, &str)]) -> Option<usize> {
+    fn best(machine: MachinePlatform, all: &[(&str, &str, &str)]) -> Option<usize> {
         all.iter()
             .enumerate()
             .filter_map(|(at, &(os, architecture, variant))| {
@@ -115,8 +115,8 @@ mod tests {
             .map(|(_, at)| at)
     }
 
-    const fn machine(architecture: &'static str, variant: u8) -> Machine {
-        Machine {
+    const fn machine(architecture: &'static str, variant: u8) -> MachinePlatform {
+        MachinePlatform {
             architecture,
             variant,
         }

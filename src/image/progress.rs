@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Stage of a pull, an import or a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Stage {
+pub enum ImageStage {
     /// Other pulls come first.
     #[default]
     Waiting,
@@ -22,7 +22,7 @@ pub enum Stage {
     Verifying,
 }
 
-impl Stage {
+impl ImageStage {
     /// The stage as one word.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -39,9 +39,9 @@ impl Stage {
 /// Progress of an image on its way into the store, or of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Progress {
+pub struct ImageProgress {
     /// Stage that is under way.
-    pub stage: Stage,
+    pub stage: ImageStage,
     /// Layers that are through this stage.
     pub layers_done: usize,
     /// Layers that the store did not have.
@@ -53,15 +53,16 @@ pub struct Progress {
 }
 
 /// Progress in the words of events: `fetching 12 of 45 MiB (27%), 1 of 4 layers`.
-impl fmt::Display for Progress {
+impl fmt::Display for ImageProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.stage {
-            Stage::Waiting => "waiting for other pulls",
-            stage @ (Stage::Resolving | Stage::Fetching | Stage::Unpacking | Stage::Verifying) => {
-                stage.word()
-            }
+            ImageStage::Waiting => "waiting for other pulls",
+            stage @ (ImageStage::Resolving
+            | ImageStage::Fetching
+            | ImageStage::Unpacking
+            | ImageStage::Verifying) => stage.word(),
         })?;
-        if matches!(self.stage, Stage::Waiting | Stage::Resolving) {
+        if matches!(self.stage, ImageStage::Waiting | ImageStage::Resolving) {
             return Ok(());
         }
         let mib = self.bytes >> 20;
@@ -79,30 +80,30 @@ impl fmt::Display for Progress {
 
 /// Progress that the threads of a pull write, and any thread reads.
 #[derive(Debug, Default)]
-pub(super) struct Tracker(Mutex<Progress>);
+pub(super) struct Tracker(Mutex<ImageProgress>);
 
 impl Tracker {
-    pub(super) fn now(&self) -> Progress {
+    pub(super) fn now(&self) -> ImageProgress {
         *self.lock()
     }
 
-    pub(super) fn set(&self, now: Progress) {
+    pub(super) fn set(&self, now: ImageProgress) {
         *self.lock() = now;
     }
 
-    pub(super) fn stage(&self, stage: Stage) {
-        self.set(Progress {
+    pub(super) fn stage(&self, stage: ImageStage) {
+        self.set(ImageProgress {
             stage,
-            ..Progress::default()
+            ..ImageProgress::default()
         });
     }
 
     pub(super) fn fetching(&self, layers: usize, bytes_total: u64) {
-        self.set(Progress {
-            stage: Stage::Fetching,
+        self.set(ImageProgress {
+            stage: ImageStage::Fetching,
             layers,
             bytes_total,
-            ..Progress::default()
+            ..ImageProgress::default()
         });
     }
 
@@ -115,7 +116,7 @@ impl Tracker {
         self.lock().layers_done += 1;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Progress> {
+    fn lock(&self) -> MutexGuard<'_, ImageProgress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -129,22 +130,22 @@ mod tests {
         let tracker = Tracker::default();
         let words = |want: &str| assert_eq!(tracker.now().to_string(), want);
         words("waiting for other pulls");
-        tracker.stage(Stage::Resolving);
+        tracker.stage(ImageStage::Resolving);
         words("resolving");
         tracker.fetching(3, 10 << 20);
         tracker.arrived(5 << 20);
         tracker.arrived(-(1 << 20));
         tracker.layer_fetched();
         words("fetching 4 of 10 MiB (40%), 1 of 3 layers");
-        tracker.set(Progress {
-            stage: Stage::Unpacking,
+        tracker.set(ImageProgress {
+            stage: ImageStage::Unpacking,
             layers_done: 2,
             layers: 3,
             bytes: 7 << 20,
             bytes_total: 0,
         });
         words("unpacking 7 MiB, 2 of 3 layers");
-        tracker.stage(Stage::Unpacking);
+        tracker.stage(ImageStage::Unpacking);
         words("unpacking, 0 of 0 layers");
         tracker.fetching(0, 0);
         words("fetching, 0 of 0 layers");

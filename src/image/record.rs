@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::sum::LayerSum;
-use super::whose::Holder;
+use super::whose::LayerHolder;
 use crate::api::cri;
 use crate::api::oci::ImageConfig;
 
@@ -66,7 +66,7 @@ pub struct LayerRecord {
     /// Holders of the layer if it is not open. Records written before this was kept have none: their pulled layers are
     /// fetched once more.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub holders: Vec<Holder>,
+    pub holders: Vec<LayerHolder>,
     /// Sum of the layer as it was unpacked. Records written before this was kept have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sum: Option<LayerSum>,
@@ -75,7 +75,7 @@ pub struct LayerRecord {
 impl ImageRecord {
     /// The image in CRI's words.
     #[must_use]
-    pub fn to_cri(&self) -> cri::Image {
+    pub fn to_cri(&self) -> cri::StoredImage {
         let user = self.config.config.user.split(':').next().unwrap_or("");
         let uid = user.parse::<u32>().ok().map(i64::from);
         let mut repo_digests = self.digests.clone();
@@ -83,7 +83,7 @@ impl ImageRecord {
         if let Some(at) = self.led_at() {
             repo_digests[..=at].rotate_right(1);
         }
-        cri::Image {
+        cri::StoredImage {
             id: self.id.clone(),
             repo_tags: self.names.clone(),
             repo_digests,

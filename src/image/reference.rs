@@ -53,13 +53,13 @@ pub enum ReferenceError {
 
 /// A parsed, normalised reference. Ordered by text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Reference {
+pub struct ImageReference {
     repository: String,
     tag: Option<String>,
     digest: Option<Digest>,
 }
 
-impl Reference {
+impl ImageReference {
     /// Parses and normalises `text`. With neither tag nor digest the tag is `latest`.
     ///
     /// Errors: [`ImageError::InvalidReference`], for which the API's word is `InvalidImageName`.
@@ -107,7 +107,7 @@ impl Reference {
     }
 }
 
-impl fmt::Display for Reference {
+impl fmt::Display for ImageReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.repository)?;
         if let Some(tag) = &self.tag {
@@ -120,7 +120,7 @@ impl fmt::Display for Reference {
     }
 }
 
-fn parse(text: &str) -> Result<Reference, ReferenceError> {
+fn parse(text: &str) -> Result<ImageReference, ReferenceError> {
     if text.is_empty() {
         return Err(ReferenceError::Empty);
     }
@@ -160,7 +160,7 @@ fn parse(text: &str) -> Result<Reference, ReferenceError> {
         (None, None) => Some("latest".to_owned()),
         (None, Some(_)) => None,
     };
-    Ok(Reference {
+    Ok(ImageReference {
         repository,
         tag,
         digest,
@@ -300,7 +300,7 @@ mod tests {
             (&both, format!("quay.io/a/b:1@{D}")),
         ] {
             assert_eq!(
-                Reference::parse(text).expect(text).to_string(),
+                ImageReference::parse(text).expect(text).to_string(),
                 want,
                 "{text}"
             );
@@ -343,7 +343,7 @@ mod tests {
         ] {
             assert!(
                 matches!(
-                    Reference::parse(text),
+                    ImageReference::parse(text),
                     Err(ImageError::InvalidReference { .. })
                 ),
                 "{text:?}"

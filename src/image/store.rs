@@ -12,11 +12,11 @@
 //! ```
 //!
 //! Order of a commit: files unpacked into `staging` → `syncfs` → layers renamed → directory synced → record written
-//! by rename. A power cut in between leaves staging files or layers without a record; [`Store::open`] removes both.
+//! by rename. A power cut in between leaves staging files or layers without a record; [`ImageStore::open`] removes both.
 //! Neither manifests nor blobs are kept: the record has all that running an image needs.
 //!
 //! **Mounting.** Layer names are short so that 127 of them fit into the 4096 bytes of `mount(2)` data: change into
-//! [`Store::layers_root`] and name them relative ([`Store::layer_names`], 17 bytes each), or add them one by one with
+//! [`ImageStore::layers_root`] and name them relative ([`ImageStore::layer_names`], 17 bytes each), or add them one by one with
 //! `fsconfig("lowerdir+")` (Linux 6.5). The upper directory must be 0755 root: a layer's own root carries no metadata.
 
 use alloc::collections::{BTreeMap, BTreeSet};
@@ -30,27 +30,27 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::digest::Digest;
 use super::error::ImageError;
-use super::import::{self, ImportOptions, Limits, Tick};
+use super::import::{self, ImportLimits, ImportOptions, ProgressCallback};
 use super::plan::PlannedImage;
 use super::record::{ImageRecord, LayerRecord, MAX_RECORD_BYTES, RECORD_VERSION};
-use super::reference::{Reference, ReferenceError};
+use super::reference::{ImageReference, ReferenceError};
 use super::tree;
-use super::whose::{self, Shares};
+use super::whose::{self, LayerSharing};
 use crate::api::cri::FsInfo;
-use crate::api::order::{Gather, Order};
-use crate::api::strict::{TextError, from_json};
+use crate::api::order::{GatherExt, OrderExt};
+use crate::api::strict::{JsonTextError, from_json};
 use crate::error::chain;
 use crate::sys::{crash, disk_usage, file, lock};
 
 /// Reason why a record on disk is of no use. Whatever wrote it, the image is removed and brought again.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RecordError {
+pub(super) enum ImageRecordError {
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] io::Error),
     /// The text is cut short, or is no record.
     #[error(transparent)]
-    Text(#[from] TextError),
+    Text(#[from] JsonTextError),
     /// A later agent wrote it.
     #[error("version {0} is not known")]
     Version(u32),
@@ -80,21 +80,21 @@ const EMPTY: &str = "empty";
 /// Reading calls take a short lock and touch no disk; calls that change something (`import_archive`, `tag`, `remove`,
 /// `prune`, `set_pinned`) block on the disk and on each other: run them on the unpack lane.
 #[derive(Clone)]
-pub struct Store {
-    inner: Arc<Inner>,
+pub struct ImageStore {
+    inner: Arc<ImageStoreShared>,
 }
 
-struct Inner {
+struct ImageStoreShared {
     root: PathBuf,
-    limits: Limits,
-    index: Mutex<Index>,
+    limits: ImportLimits,
+    index: Mutex<StoreIndex>,
     /// Lock of calls that change the store: one change at a time.
     change: Mutex<()>,
     _lock: File,
 }
 
 #[derive(Default)]
-struct Index {
+struct StoreIndex {
     /// Images by id.
     images: BTreeMap<String, Arc<ImageRecord>>,
     /// Highest sequence number given.
@@ -108,12 +108,12 @@ struct Index {
 }
 
 /// Keeps an image in the store until it is dropped, whatever the remover knows of the image's users.
-pub struct Hold {
-    store: Store,
+pub struct StoredImageHold {
+    store: ImageStore,
     id: String,
 }
 
-impl Drop for Hold {
+impl Drop for StoredImageHold {
     fn drop(&mut self) {
         let mut index = self.store.index();
         if let Some(count) = index.held.get_mut(&self.id) {
@@ -133,15 +133,15 @@ pub(super) struct StagedLayer {
     pub(super) record: LayerRecord,
 }
 
-impl Store {
+impl ImageStore {
     /// Opens the store at `root` (made if absent) and repairs it after a power cut.
     ///
     /// Errors: [`ImageError::Locked`] if another process has it open; [`ImageError::Store`].
     pub fn open(root: &Path) -> Result<Self, ImageError> {
-        Self::open_with(root, Limits::default())
+        Self::open_with(root, ImportLimits::default())
     }
 
-    pub(super) fn open_with(root: &Path, limits: Limits) -> Result<Self, ImageError> {
+    pub(super) fn open_with(root: &Path, limits: ImportLimits) -> Result<Self, ImageError> {
         let above = first_above(root);
         make_dir(root, 0o700)?;
         let lock_path = root.join("lock");
@@ -163,10 +163,10 @@ impl Store {
             }
         }
         let store = Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(ImageStoreShared {
                 root: root.into(),
                 limits,
-                index: Mutex::new(Index::default()),
+                index: Mutex::new(StoreIndex::default()),
                 change: Mutex::new(()),
                 _lock: lock,
             }),
@@ -191,7 +191,7 @@ impl Store {
         &self,
         archive: &Path,
         options: &ImportOptions,
-        tick: Tick<'_>,
+        tick: ProgressCallback<'_>,
     ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
         let _change = self.change();
         let result = import::run(self, archive, options, tick);
@@ -207,8 +207,8 @@ impl Store {
         &self,
         layout: &Path,
         planned: PlannedImage,
-        shares: &Shares<'_>,
-        tick: Tick<'_>,
+        shares: &LayerSharing<'_>,
+        tick: ProgressCallback<'_>,
     ) -> Result<Arc<ImageRecord>, ImageError> {
         let _change = self.change();
         let result = import::run_planned(self, layout, planned, shares, tick);
@@ -230,7 +230,7 @@ impl Store {
         if Digest::from_hex(reference).is_some() {
             return Ok(index.images.get(&format!("sha256:{reference}")).cloned());
         }
-        let reference = Reference::parse(reference)?;
+        let reference = ImageReference::parse(reference)?;
         Ok(index.by_reference(&reference))
     }
 
@@ -242,16 +242,16 @@ impl Store {
 
     /// Keeps the image with this id from being removed; `None` if it is not there.
     ///
-    /// A caller of [`Store::remove`] or [`Store::prune`] knows the images in use as of its request. A container may
+    /// A caller of [`ImageStore::remove`] or [`ImageStore::prune`] knows the images in use as of its request. A container may
     /// have been made since, for a removal waits its turn behind imports.
     #[must_use]
-    pub fn hold(&self, id: &str) -> Option<Hold> {
+    pub fn hold(&self, id: &str) -> Option<StoredImageHold> {
         let mut index = self.index();
         if !index.images.contains_key(id) || index.going.as_deref() == Some(id) {
             return None;
         }
         *index.held.entry(id.into()).or_default() += 1;
-        Some(Hold {
+        Some(StoredImageHold {
             store: self.clone(),
             id: id.into(),
         })
@@ -266,7 +266,7 @@ impl Store {
     /// Gives an image a further name. The name moves from the image that had it.
     pub fn tag(&self, id: &str, name: &str) -> Result<Arc<ImageRecord>, ImageError> {
         let _change = self.change();
-        let reference = Reference::parse(name)?;
+        let reference = ImageReference::parse(name)?;
         let Some(name) = reference.tagged() else {
             return Err(ImageError::InvalidReference {
                 reference: name.into(),
@@ -324,7 +324,7 @@ impl Store {
     /// Removes an image with all its names, and the layers that no other image has.
     /// Returns the bytes freed; an image that is not there is a success.
     ///
-    /// Errors: [`ImageError::InUse`] if `in_use` (ids of images that containers use) has it, or a [`Hold`] keeps it.
+    /// Errors: [`ImageError::InUse`] if `in_use` (ids of images that containers use) has it, or a [`StoredImageHold`] keeps it.
     pub fn remove(&self, id: &str, in_use: &BTreeSet<String>) -> Result<u64, ImageError> {
         let _change = self.change();
         self.remove_locked(id, in_use)
@@ -361,7 +361,7 @@ impl Store {
         Some(names.iter().map(|name| root.join(name)).collect())
     }
 
-    /// Layer directories of an image as [`Store::layer_dirs`] has them, as names below [`Store::layers_root`], at most
+    /// Layer directories of an image as [`ImageStore::layer_dirs`] has them, as names below [`ImageStore::layers_root`], at most
     /// 16 bytes each.
     #[must_use]
     pub fn layer_names(&self, id: &str) -> Option<Vec<String>> {
@@ -389,7 +389,7 @@ impl Store {
         &self.inner.root
     }
 
-    pub(super) fn limits(&self) -> &Limits {
+    pub(super) fn limits(&self) -> &ImportLimits {
         &self.inner.limits
     }
 
@@ -616,7 +616,7 @@ impl Store {
     }
 
     /// Reads all records. A half, foreign or stale one is removed with a warning: an image is there whole or not at all.
-    fn load(&self) -> Result<Index, ImageError> {
+    fn load(&self) -> Result<StoreIndex, ImageError> {
         let dir = self.inner.root.join("records");
         let mut records: Vec<ImageRecord> = Vec::new();
         for entry in fs::read_dir(&dir).map_err(ImageError::store("list", &dir))? {
@@ -640,9 +640,9 @@ impl Store {
             }
         }
         records.order_by_key(|record| core::cmp::Reverse(record.sequence));
-        let mut index = Index {
+        let mut index = StoreIndex {
             sequence: records.first().map_or(0, |record| record.sequence),
-            ..Index::default()
+            ..StoreIndex::default()
         };
         index.lost = self.load_lost()?;
         let mut claimed = BTreeSet::new();
@@ -677,37 +677,37 @@ impl Store {
     }
 
     /// Compares the record on disk with the one in memory, but for the names.
-    pub(super) fn check_record(&self, image: &ImageRecord) -> Result<(), RecordError> {
+    pub(super) fn check_record(&self, image: &ImageRecord) -> Result<(), ImageRecordError> {
         let found = self.load_one(&self.record_path(&image.id))?;
         // A name that moved to another image may still stand in this one's record.
         let same = found.layers == image.layers && found.config == image.config;
         if same {
             Ok(())
         } else {
-            Err(RecordError::Changed)
+            Err(ImageRecordError::Changed)
         }
     }
 
-    fn load_one(&self, path: &Path) -> Result<ImageRecord, RecordError> {
+    fn load_one(&self, path: &Path) -> Result<ImageRecord, ImageRecordError> {
         let record: ImageRecord = from_json(&file::read_start(path, MAX_RECORD_BYTES)?)?;
         if record.v != RECORD_VERSION {
-            return Err(RecordError::Version(record.v));
+            return Err(ImageRecordError::Version(record.v));
         }
         if Digest::parse(&record.id).is_err() || self.record_path(&record.id) != path {
-            return Err(RecordError::Other(record.id));
+            return Err(ImageRecordError::Other(record.id));
         }
         for layer in &record.layers {
             if !is_layer_name(&layer.dir) {
-                return Err(RecordError::NoLayer(layer.dir.clone()));
+                return Err(ImageRecordError::NoLayer(layer.dir.clone()));
             }
             if !self.layers_root().join(&layer.dir).is_dir() {
-                return Err(RecordError::Missing(layer.dir.clone()));
+                return Err(ImageRecordError::Missing(layer.dir.clone()));
             }
         }
         Ok(record)
     }
 
-    fn remove_orphan_layers(&self, index: &Index) -> Result<(), ImageError> {
+    fn remove_orphan_layers(&self, index: &StoreIndex) -> Result<(), ImageError> {
         let known: BTreeSet<String> = index.layers().into_values().map(|l| l.dir).gather();
         let dir = self.layers_root();
         let mut orphans = 0;
@@ -731,7 +731,7 @@ impl Store {
         Ok(())
     }
 
-    fn index(&self) -> MutexGuard<'_, Index> {
+    fn index(&self) -> MutexGuard<'_, StoreIndex> {
         self.inner
             .index
             .lock()
@@ -746,8 +746,8 @@ impl Store {
     }
 }
 
-impl Index {
-    fn by_reference(&self, reference: &Reference) -> Option<Arc<ImageRecord>> {
+impl StoreIndex {
+    fn by_reference(&self, reference: &ImageReference) -> Option<Arc<ImageRecord>> {
         let digest = reference
             .digest()
             .map(|digest| format!("{}@{digest}", reference.repository()));
@@ -859,11 +859,11 @@ mod tests {
     use super::super::testing::{Layout, Scratch, Stream, config, docker_archive};
     use super::*;
 
-    fn go(_: crate::image::Progress) -> ControlFlow<()> {
+    fn go(_: crate::image::ImageProgress) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
-    fn import(store: &Store, scratch: &Scratch, archive: &[u8]) -> Vec<Arc<ImageRecord>> {
+    fn import(store: &ImageStore, scratch: &Scratch, archive: &[u8]) -> Vec<Arc<ImageRecord>> {
         let path = scratch.join("archive.tar");
         fs::write(&path, archive).expect("scratch");
         store
@@ -875,7 +875,7 @@ mod tests {
     fn imported_image_is_found_by_every_form_of_its_name() {
         // IMG-04
         let scratch = Scratch::new();
-        let store = Store::open(&scratch.join("images")).expect("store");
+        let store = ImageStore::open(&scratch.join("images")).expect("store");
         let layer = Stream::new().file("a", b"1").bytes();
         let image = import(&store, &scratch, &docker_archive("busybox:1", &[&layer]))
             .pop()
@@ -902,7 +902,7 @@ mod tests {
     fn a_name_that_has_moved_does_not_come_back() {
         // As a power cut leaves it between the record that gets a name and the one that loses it.
         let scratch = Scratch::new();
-        let open = || Store::open(&scratch.join("images")).expect("store");
+        let open = || ImageStore::open(&scratch.join("images")).expect("store");
         let layer = |text: &[u8]| Stream::new().file("a", text).bytes();
         let name = "app:1";
         let store = open();
@@ -915,7 +915,7 @@ mod tests {
         drop(store);
         fs::write(&record, before).expect("record");
         let store = open();
-        let found = |store: &Store| store.resolve(name).expect("valid").map(|i| i.id.clone());
+        let found = |store: &ImageStore| store.resolve(name).expect("valid").map(|i| i.id.clone());
         assert_eq!(found(&store), Some(winner.clone()));
         store.remove(&winner, &BTreeSet::new()).expect("removed");
         assert_eq!(found(&store), None);
@@ -929,7 +929,7 @@ mod tests {
     #[test]
     fn one_of_several_names_is_taken_away_alone() {
         let scratch = Scratch::new();
-        let store = Store::open(&scratch.join("images")).expect("store");
+        let store = ImageStore::open(&scratch.join("images")).expect("store");
         let layer = Stream::new().file("a", b"1").bytes();
         let id = import(&store, &scratch, &docker_archive("x:a", &[&layer]))[0]
             .id
@@ -951,7 +951,7 @@ mod tests {
     #[test]
     fn what_is_not_there_cannot_be_kept() {
         let scratch = Scratch::new();
-        let store = Store::open(&scratch.join("images")).expect("store");
+        let store = ImageStore::open(&scratch.join("images")).expect("store");
         let absent = Digest::of(b"absent").to_string();
         let kept = store.set_pinned(&absent, true);
         assert!(matches!(kept, Err(ImageError::NotFound(id)) if id == absent));
@@ -961,7 +961,7 @@ mod tests {
     #[test]
     fn the_newest_name_of_many_is_found() {
         let scratch = Scratch::new();
-        let store = Store::open(&scratch.join("images")).expect("store");
+        let store = ImageStore::open(&scratch.join("images")).expect("store");
         let layer = Stream::new().file("a", b"1").bytes();
         let mut layout = Layout::new();
         let image = layout.image(&config(&[&layer], ""), &[&layer]);
@@ -1007,7 +1007,7 @@ mod tests {
         use std::os::unix::fs::MetadataExt as _;
         let scratch = Scratch::new();
         let root = scratch.join("images");
-        drop(Store::open(&root).expect("store"));
+        drop(ImageStore::open(&root).expect("store"));
         let changed = || {
             ["", "records", "layers", "staging"].map(|name| {
                 let meta = fs::metadata(root.join(name)).expect("directory");
@@ -1024,10 +1024,10 @@ mod tests {
             (meta.ctime(), meta.ctime_nsec())
         };
         while stamp() <= before[0].max(before[1]).max(before[2]).max(before[3]) {}
-        drop(Store::open(&root).expect("store"));
+        drop(ImageStore::open(&root).expect("store"));
         assert_eq!(changed(), before);
         fs::set_permissions(&layers, fs::Permissions::from_mode(0o700)).expect("mode");
-        drop(Store::open(&root).expect("store"));
+        drop(ImageStore::open(&root).expect("store"));
         let mode = fs::metadata(layers)
             .expect("directory")
             .permissions()

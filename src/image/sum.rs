@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::compress::read_up_to;
-use super::error::{LayerError, Problem};
+use super::error::{ImageProblem, LayerError};
 use super::tree;
-use crate::api::order::Order as _;
+use crate::api::order::OrderExt as _;
 use crate::sys::xattr;
 
 /// Files are summed in pieces of so many bytes, from their beginning.
@@ -63,9 +63,9 @@ impl LayerSum {
 
 /// The sum over the contents of files, in the making.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Content(u64);
+pub(super) struct ContentSum(u64);
 
-impl Content {
+impl ContentSum {
     /// Adds the piece of a file that begins at `index` times [`PIECE_BYTES`]. Zeros add nothing, so that holes need not
     /// be read.
     pub(super) fn piece(&mut self, index: u64, data: &[u8]) {
@@ -86,8 +86,8 @@ impl Content {
 /// Sums up the layer whose root is `root`. Its files are read only if they were not summed while they were written.
 ///
 /// Errors: an entry that cannot be read, with its path.
-pub(super) fn of_layer(root: OwnedFd, content: Option<Content>) -> Result<LayerSum, LayerError> {
-    let mut walk = Walk {
+pub(super) fn of_layer(root: OwnedFd, content: Option<ContentSum>) -> Result<LayerSum, LayerError> {
+    let mut walk = LayerWalk {
         entries: 0,
         tree: 0,
         content: content.unwrap_or_default(),
@@ -102,10 +102,10 @@ pub(super) fn of_layer(root: OwnedFd, content: Option<Content>) -> Result<LayerS
     })
 }
 
-struct Walk {
+struct LayerWalk {
     entries: u64,
     tree: u128,
-    content: Content,
+    content: ContentSum,
     /// Empty: files are not read.
     buffer: Vec<u8>,
     /// Files with several names that were read.
@@ -113,20 +113,20 @@ struct Walk {
 }
 
 /// A directory that is being gone through.
-struct Level {
+struct WalkLevel {
     dir: OwnedFd,
     list: OwningIter,
     /// Length of its path.
     path: usize,
 }
 
-impl Walk {
+impl LayerWalk {
     /// No recursion: a lane's stack is small. Follows no link.
     fn all(&mut self, root: OwnedFd) -> Result<(), LayerError> {
         let mut path = Vec::new();
         let at = |path: &[u8], error: io::Error| LayerError {
             entry: Some(tree::display(path)),
-            problem: Problem::Read(error),
+            problem: ImageProblem::Read(error),
         };
         let mut levels = vec![level(root, 0).map_err(|e| at(b"", e))?];
         while let Some(top) = levels.last_mut() {
@@ -260,7 +260,7 @@ fn xattrs(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)
     Ok(found)
 }
 
-fn level(dir: OwnedFd, path: usize) -> io::Result<Level> {
+fn level(dir: OwnedFd, path: usize) -> io::Result<WalkLevel> {
     let list = Dir::from_fd(dir.try_clone()?)?.into_iter();
-    Ok(Level { dir, list, path })
+    Ok(WalkLevel { dir, list, path })
 }

@@ -21,7 +21,7 @@ pub const MAX_XATTRS: usize = 64;
 pub const MAX_EXTENTS: usize = 65_536;
 
 /// Source of tar bytes.
-pub(super) trait Input: Read {
+pub(super) trait TarInput: Read {
     /// Passes over `n` bytes. An input that ends before is an [`io::ErrorKind::UnexpectedEof`].
     fn skip(&mut self, n: u64) -> io::Result<()> {
         let skipped = io::copy(&mut self.take(n), &mut io::sink())?;
@@ -34,7 +34,7 @@ pub(super) trait Input: Read {
 
 /// Type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TarEntryKind {
     /// Regular file.
     File,
     /// Hard link to an entry before it.
@@ -53,13 +53,13 @@ pub(super) enum Kind {
 
 /// An entry of a tar stream.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct TarEntry {
     /// Path as written, at most [`MAX_PATH_BYTES`].
     pub(super) path: Vec<u8>,
     /// Target of a link, as written.
     pub(super) link: Vec<u8>,
     /// Type.
-    pub(super) kind: Kind,
+    pub(super) kind: TarEntryKind,
     /// Permission bits with set-id and sticky.
     pub(super) mode: u32,
     /// Owner.
@@ -75,12 +75,12 @@ pub(super) struct Entry {
     /// Extended attributes: name, value.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Layout of the data, for a sparse file.
-    pub(super) sparse: Option<Sparse>,
+    pub(super) sparse: Option<SparseLayout>,
 }
 
 /// Layout of a sparse file.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Sparse {
+pub(super) struct SparseLayout {
     /// Size of the file, bytes.
     pub(super) size: u64,
     /// Offset and length of each run of data, in order.
@@ -88,8 +88,8 @@ pub(super) struct Sparse {
 }
 
 /// Reads one tar stream. Its own `Read` gives the data of the current entry.
-pub(super) struct Tar<'a> {
-    input: &'a mut dyn Input,
+pub(super) struct TarReader<'a> {
+    input: &'a mut dyn TarInput,
     /// Data of the current entry not yet read.
     left: u64,
     /// Bytes up to the next block after it.
@@ -98,7 +98,7 @@ pub(super) struct Tar<'a> {
 
 /// Values that extended headers give for the next entry.
 #[derive(Default)]
-struct Extension {
+struct TarExtension {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
@@ -119,8 +119,8 @@ struct PaxSparse {
     offset: Option<u64>,
 }
 
-impl<'a> Tar<'a> {
-    pub(super) fn new(input: &'a mut dyn Input) -> Self {
+impl<'a> TarReader<'a> {
+    pub(super) fn new(input: &'a mut dyn TarInput) -> Self {
         Self {
             input,
             left: 0,
@@ -131,8 +131,8 @@ impl<'a> Tar<'a> {
     /// Passes to the next entry. `None` at the end mark, or where the input ends between entries.
     ///
     /// Errors: `UnexpectedEof` for a cut stream, `InvalidData` for a damaged one, `Unsupported` for an unknown type.
-    pub(super) fn next(&mut self) -> io::Result<Option<Entry>> {
-        let mut extension = Extension::default();
+    pub(super) fn next(&mut self) -> io::Result<Option<TarEntry>> {
+        let mut extension = TarExtension::default();
         let mut extended: u64 = 0;
         loop {
             self.input.skip(self.left)?;
@@ -158,7 +158,7 @@ impl<'a> Tar<'a> {
                     _ => Err(io::ErrorKind::UnexpectedEof.into()),
                 };
             }
-            let header = Header(&block);
+            let header = TarHeader(&block);
             header.check()?;
             let size = header.number(124..136)?;
             self.set_data(size);
@@ -193,18 +193,18 @@ impl<'a> Tar<'a> {
         self.padding = (BLOCK - over) % BLOCK;
     }
 
-    fn entry(&mut self, header: &Header<'_>, extension: Extension) -> io::Result<Entry> {
+    fn entry(&mut self, header: &TarHeader<'_>, extension: TarExtension) -> io::Result<TarEntry> {
         let mut path = extension.path.unwrap_or_else(|| header.path());
         let kind = match header.0[156] {
             // Before POSIX a directory was a file with a slash.
-            b'0' | 0 | b'7' if path.last() == Some(&b'/') => Kind::Dir,
-            b'0' | 0 | b'7' | b'S' => Kind::File,
-            b'1' => Kind::HardLink,
-            b'2' => Kind::Symlink,
-            b'3' => Kind::Char,
-            b'4' => Kind::Block,
-            b'5' => Kind::Dir,
-            b'6' => Kind::Fifo,
+            b'0' | 0 | b'7' if path.last() == Some(&b'/') => TarEntryKind::Dir,
+            b'0' | 0 | b'7' | b'S' => TarEntryKind::File,
+            b'1' => TarEntryKind::HardLink,
+            b'2' => TarEntryKind::Symlink,
+            b'3' => TarEntryKind::Char,
+            b'4' => TarEntryKind::Block,
+            b'5' => TarEntryKind::Dir,
+            b'6' => TarEntryKind::Fifo,
             other => {
                 return Err(io::Error::new(
                     io::ErrorKind::Unsupported,
@@ -216,7 +216,7 @@ impl<'a> Tar<'a> {
             Some(size) => size,
             None => header.number(124..136)?,
         };
-        if kind != Kind::File {
+        if kind != TarEntryKind::File {
             // Some writers leave the target's size in a link's header; no data follows it.
             size = 0;
         }
@@ -225,7 +225,7 @@ impl<'a> Tar<'a> {
         if header.0[156] == b'S' {
             sparse = Some(self.gnu_sparse(header)?);
         } else if extension.sparse.major == 1 {
-            sparse = Some(Sparse {
+            sparse = Some(SparseLayout {
                 size: extension
                     .sparse
                     .size
@@ -235,7 +235,7 @@ impl<'a> Tar<'a> {
         } else if let (Some(size), Some(extents)) =
             (extension.sparse.size, extension.sparse.extents)
         {
-            sparse = Some(Sparse { size, extents });
+            sparse = Some(SparseLayout { size, extents });
         }
         if let Some(name) = extension.sparse.name {
             path = name;
@@ -251,7 +251,7 @@ impl<'a> Tar<'a> {
                 "a path is longer than {MAX_PATH_BYTES} bytes"
             )));
         }
-        Ok(Entry {
+        Ok(TarEntry {
             path,
             link,
             kind,
@@ -269,7 +269,7 @@ impl<'a> Tar<'a> {
                 None => (header.signed(136..148)?, 0),
             },
             size: self.left,
-            device: if matches!(kind, Kind::Char | Kind::Block) {
+            device: if matches!(kind, TarEntryKind::Char | TarEntryKind::Block) {
                 (header.number(329..337)?, header.number(337..345)?)
             } else {
                 (0, 0)
@@ -280,9 +280,9 @@ impl<'a> Tar<'a> {
     }
 
     /// GNU's own form: extents in the header and in blocks after it.
-    fn gnu_sparse(&mut self, header: &Header<'_>) -> io::Result<Sparse> {
+    fn gnu_sparse(&mut self, header: &TarHeader<'_>) -> io::Result<SparseLayout> {
         let mut extents = Vec::new();
-        let mut add = |header: &Header<'_>, from: usize, n: usize| -> io::Result<()> {
+        let mut add = |header: &TarHeader<'_>, from: usize, n: usize| -> io::Result<()> {
             for at in (from..from + n * 24).step_by(24) {
                 if header.0[at] == 0 {
                     break;
@@ -304,10 +304,10 @@ impl<'a> Tar<'a> {
             // These blocks lie before the data and are not part of its size.
             self.input.read_exact(&mut block)?;
             let before = block;
-            add(&Header(&before), 0, 21)?;
+            add(&TarHeader(&before), 0, 21)?;
             more = before[504] != 0;
         }
-        Ok(Sparse {
+        Ok(SparseLayout {
             size: header.number(483..495)?,
             extents,
         })
@@ -352,7 +352,7 @@ impl<'a> Tar<'a> {
     }
 }
 
-impl Read for Tar<'_> {
+impl Read for TarReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let want = usize::try_from(self.left)
             .unwrap_or(usize::MAX)
@@ -369,7 +369,7 @@ impl Read for Tar<'_> {
     }
 }
 
-impl Sparse {
+impl SparseLayout {
     /// Extents must be few, ordered, inside the file, and hold exactly the data there is.
     fn check(&self, data: u64) -> io::Result<()> {
         if self.extents.len() > MAX_EXTENTS {
@@ -393,7 +393,7 @@ impl Sparse {
     }
 }
 
-impl Extension {
+impl TarExtension {
     /// PAX records: `length key=value\n`, where length counts the whole record in decimal.
     fn read_pax(&mut self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
@@ -465,9 +465,9 @@ impl Extension {
 }
 
 /// A header block.
-struct Header<'b>(&'b [u8; BLOCK]);
+struct TarHeader<'b>(&'b [u8; BLOCK]);
 
-impl Header<'_> {
+impl TarHeader<'_> {
     /// Compares the checksum: the sum of all bytes with its own field as spaces; old writers summed signed bytes.
     fn check(&self) -> io::Result<()> {
         let stored = self.number(148..156)?;

@@ -192,7 +192,7 @@ pub(crate) fn zstd_chunked(files: &[(&str, &[u8])]) -> (Vec<u8>, Vec<u8>) {
 
 /// Go's name of the architecture of this machine.
 pub(crate) fn architecture() -> &'static str {
-    super::platform::Machine::this().architecture
+    super::platform::MachinePlatform::this().architecture
 }
 
 /// A configuration with these layers; `mark` makes it differ from others.

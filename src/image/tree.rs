@@ -21,8 +21,8 @@ use nix::sys::stat::{
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::below::{self, Below, Found};
-use super::error::Problem;
+use super::below::{self, LowerEntry, LowerLayers};
+use super::error::ImageProblem;
 use crate::sys::xattr;
 
 /// Deepest directory of a layer: bounds the descriptors that removing a tree holds open.
@@ -35,11 +35,11 @@ pub const MAX_LINKS: usize = 40;
 pub(super) const OPAQUE: &CStr = c"trusted.overlay.opaque";
 
 /// A name of a path: neither empty nor `.` nor `..`, without `/` and NUL.
-pub(super) type Name = Box<[u8]>;
+pub(super) type PathComponent = Box<[u8]>;
 
 /// Reason why a path could not be reached.
 #[derive(Debug)]
-pub(super) enum Blocked {
+pub(super) enum TreePathError {
     /// The path has a NUL, or leads outside.
     Escape,
     /// More than [`MAX_DEPTH`] directories or [`MAX_LINKS`] links.
@@ -56,30 +56,32 @@ pub(super) enum Blocked {
     Io(io::Error),
 }
 
-impl From<Blocked> for Problem {
-    fn from(why: Blocked) -> Self {
+impl From<TreePathError> for ImageProblem {
+    fn from(why: TreePathError) -> Self {
         match why {
-            Blocked::Escape => Self::Escape,
-            Blocked::TooDeep => Self::Limit {
+            TreePathError::Escape => Self::Escape,
+            TreePathError::TooDeep => Self::Limit {
                 what: "directories or symbolic links on a path",
                 limit: MAX_DEPTH as u64,
             },
-            Blocked::LongName => Self::Limit {
+            TreePathError::LongName => Self::Limit {
                 what: "bytes in a name",
                 limit: MAX_NAME_BYTES as u64,
             },
-            Blocked::NotDirectory => Self::Damaged("a name on the path is not a directory".into()),
-            Blocked::Missing => Self::Damaged("a directory on the path is missing".into()),
-            Blocked::TooManyLookups => Self::Limit {
+            TreePathError::NotDirectory => {
+                Self::Damaged("a name on the path is not a directory".into())
+            }
+            TreePathError::Missing => Self::Damaged("a directory on the path is missing".into()),
+            TreePathError::TooManyLookups => Self::Limit {
                 what: "look-ups in the layers below",
                 limit: below::MAX_LOOKUPS,
             },
-            Blocked::Io(error) => Self::write("reach its directory")(error),
+            TreePathError::Io(error) => Self::write("reach its directory")(error),
         }
     }
 }
 
-impl From<Errno> for Blocked {
+impl From<Errno> for TreePathError {
     fn from(errno: Errno) -> Self {
         match errno {
             // EXDEV is openat2's word for a way out.
@@ -96,28 +98,28 @@ impl From<Errno> for Blocked {
 /// before it away, whatever that is: above the root is the root.
 ///
 /// Source: containerd `pkg/archive/tar.go`, which cleans the names of entries like this.
-pub(super) fn split(path: &[u8]) -> Result<Vec<Name>, Blocked> {
-    let mut names: Vec<Name> = Vec::new();
+pub(super) fn split(path: &[u8]) -> Result<Vec<PathComponent>, TreePathError> {
+    let mut names: Vec<PathComponent> = Vec::new();
     for part in path.split(|&b| b == b'/') {
         match part {
             b"" | b"." => {}
             b".." => {
                 names.pop();
             }
-            part if part.contains(&0) => return Err(Blocked::Escape),
-            part if part.len() > MAX_NAME_BYTES => return Err(Blocked::LongName),
+            part if part.contains(&0) => return Err(TreePathError::Escape),
+            part if part.len() > MAX_NAME_BYTES => return Err(TreePathError::LongName),
             part => names.push(part.into()),
         }
     }
     if names.len() > MAX_DEPTH {
-        return Err(Blocked::TooDeep);
+        return Err(TreePathError::TooDeep);
     }
     Ok(names)
 }
 
 /// Action where a directory on the way is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Absent {
+pub(super) enum MissingDirAction {
     /// Make it, 0755, and report it. A name that the layer removes becomes an opaque directory.
     Make,
     /// Make it as well, but leave removed what the layer removes: for whiteouts.
@@ -127,11 +129,11 @@ pub(super) enum Absent {
 }
 
 /// A directory that was reached.
-pub(super) struct Reached {
+pub(super) struct ReachedDirectory {
     /// Open for reading.
     pub(super) dir: OwnedFd,
     /// Path of the directory, without links.
-    pub(super) real: Vec<Name>,
+    pub(super) real: Vec<PathComponent>,
     /// Directories made on the way, joined with `/`, real paths from the root.
     pub(super) made: Vec<Vec<u8>>,
 }
@@ -140,24 +142,24 @@ pub(super) struct Reached {
 /// directories of the layers `below` count: those are followed, these made with their metadata.
 pub(super) fn reach(
     root: BorrowedFd<'_>,
-    path: &[Name],
-    absent: Absent,
-    below: Option<&mut Below>,
-) -> Result<Reached, Blocked> {
+    path: &[PathComponent],
+    absent: MissingDirAction,
+    below: Option<&mut LowerLayers>,
+) -> Result<ReachedDirectory, TreePathError> {
     match beneath(root, path) {
-        Ok(dir) => Ok(Reached {
+        Ok(dir) => Ok(ReachedDirectory {
             dir,
             real: path.to_vec(),
             made: Vec::new(),
         }),
         Err(Errno::ELOOP | Errno::ENOTDIR) => walk(root, path, absent, below),
-        Err(Errno::ENOENT) if absent != Absent::Fail => walk(root, path, absent, below),
+        Err(Errno::ENOENT) if absent != MissingDirAction::Fail => walk(root, path, absent, below),
         Err(errno) => Err(errno.into()),
     }
 }
 
 /// Opens a directory by a path without links.
-pub(super) fn beneath(root: BorrowedFd<'_>, path: &[Name]) -> Result<OwnedFd, Errno> {
+pub(super) fn beneath(root: BorrowedFd<'_>, path: &[PathComponent]) -> Result<OwnedFd, Errno> {
     let joined = if path.is_empty() {
         b".".to_vec()
     } else {
@@ -183,13 +185,13 @@ pub(super) fn beneath(root: BorrowedFd<'_>, path: &[Name]) -> Result<OwnedFd, Er
 /// The slow way: name by name.
 fn walk(
     root: BorrowedFd<'_>,
-    path: &[Name],
-    absent: Absent,
-    mut below: Option<&mut Below>,
-) -> Result<Reached, Blocked> {
-    let mut todo: VecDeque<Name> = path.iter().cloned().collect();
+    path: &[PathComponent],
+    absent: MissingDirAction,
+    mut below: Option<&mut LowerLayers>,
+) -> Result<ReachedDirectory, TreePathError> {
+    let mut todo: VecDeque<PathComponent> = path.iter().cloned().collect();
     // Real directories only: the way that `beneath` can open.
-    let mut real: Vec<Name> = Vec::new();
+    let mut real: Vec<PathComponent> = Vec::new();
     let mut dir = beneath(root, &real)?;
     let mut links = 0;
     let mut made = Vec::new();
@@ -203,32 +205,32 @@ fn walk(
         // Where a link was found: in the layer itself or in one below.
         let mut lower = None;
         let kind = match entry(dir.as_fd(), &name) {
-            Ok(stat) if is_whiteout(&stat) && absent == Absent::Make => {
+            Ok(stat) if is_whiteout(&stat) && absent == MissingDirAction::Make => {
                 // Removed from the layers below, and now there is something in it: a new, opaque directory.
                 unlinkat(&dir, &*name, UnlinkatFlags::NoRemoveDir)?;
                 let fresh = make_dir(dir.as_fd(), &name)?;
-                xattr::set(fresh.as_fd(), OPAQUE, b"y").map_err(Blocked::Io)?;
+                xattr::set(fresh.as_fd(), OPAQUE, b"y").map_err(TreePathError::Io)?;
                 SFlag::S_IFDIR
             }
             Ok(stat) => kind(&stat),
-            Err(Errno::ENOENT) if absent != Absent::Fail => {
+            Err(Errno::ENOENT) if absent != MissingDirAction::Fail => {
                 if real.len() >= MAX_DEPTH {
-                    return Err(Blocked::TooDeep);
+                    return Err(TreePathError::TooDeep);
                 }
                 let found = match &mut below {
                     Some(below) => below.find(root, &real, &name)?,
-                    None => Found::Nothing,
+                    None => LowerEntry::Nothing,
                 };
                 match found {
-                    Found::Other(from, stat) if kind(&stat) == SFlag::S_IFLNK => {
+                    LowerEntry::Other(from, stat) if kind(&stat) == SFlag::S_IFLNK => {
                         lower = Some(from);
                         SFlag::S_IFLNK
                     }
                     found => {
                         let fresh = make_dir(dir.as_fd(), &name)?;
-                        if let Found::Directory(from, stat) = found {
+                        if let LowerEntry::Directory(from, stat) = found {
                             below::copy_metadata(from.as_fd(), &stat, fresh.as_fd())
-                                .map_err(|problem| Blocked::Io(io::Error::other(problem)))?;
+                                .map_err(|problem| TreePathError::Io(io::Error::other(problem)))?;
                         }
                         let mut path = real.join(&b'/');
                         if !path.is_empty() {
@@ -245,13 +247,13 @@ fn walk(
         if kind == SFlag::S_IFDIR {
             real.push(name);
             if real.len() > MAX_DEPTH {
-                return Err(Blocked::TooDeep);
+                return Err(TreePathError::TooDeep);
             }
             dir = beneath(root, &real)?;
         } else if kind == SFlag::S_IFLNK {
             links += 1;
             if links > MAX_LINKS {
-                return Err(Blocked::TooDeep);
+                return Err(TreePathError::TooDeep);
             }
             let holder = lower
                 .as_ref()
@@ -267,17 +269,17 @@ fn walk(
                 }
             }
             if todo.len() > MAX_DEPTH * 2 {
-                return Err(Blocked::TooDeep);
+                return Err(TreePathError::TooDeep);
             }
         } else {
-            return Err(Blocked::NotDirectory);
+            return Err(TreePathError::NotDirectory);
         }
     }
-    Ok(Reached { dir, real, made })
+    Ok(ReachedDirectory { dir, real, made })
 }
 
 /// Makes a directory 0755 of root without moving the time of its parent, and opens it.
-fn make_dir(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Blocked> {
+fn make_dir(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, TreePathError> {
     let before = fstat(parent)?;
     mkdirat(parent, name, Mode::from_bits_truncate(0o755))?;
     let dir = beneath(parent, &[name.into()])?;
@@ -349,15 +351,15 @@ pub(super) fn remove(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
 /// Removes everything in a directory. No recursion: a lane's stack is small. Follows no link.
 pub(super) fn clear(dir: OwnedFd) -> io::Result<()> {
     /// A directory that is being emptied.
-    struct Level {
+    struct RemovalLevel {
         dir: OwnedFd,
         list: OwningIter,
         /// Name of the directory in the level above.
         name: CString,
     }
-    fn level(dir: OwnedFd, name: CString) -> io::Result<Level> {
+    fn level(dir: OwnedFd, name: CString) -> io::Result<RemovalLevel> {
         let list = Dir::from_fd(dir.try_clone()?)?.into_iter();
-        Ok(Level { dir, list, name })
+        Ok(RemovalLevel { dir, list, name })
     }
     let mut stack = vec![level(dir, CString::default())?];
     while let Some(top) = stack.last_mut() {

@@ -1,7 +1,7 @@
 //! Check of a store's images: is each layer still what was unpacked? Damaged images can be repaired.
 //!
 //! Everything is read, from the disk rather than from the kernel's cache, one layer after the other: other work on the
-//! same lane comes in between. Only [`Verifying::repair`] changes anything.
+//! same lane comes in between. Only [`ImageVerifier::repair`] changes anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ImageError;
 use super::record::LayerRecord;
-use super::store::Store;
+use super::store::ImageStore;
 use super::sum;
-use crate::api::order::Gather as _;
+use crate::api::order::GatherExt as _;
 use crate::error::chain;
 
 /// A store that is being checked.
-pub struct Verifying {
-    store: Store,
+pub struct ImageVerifier {
+    store: ImageStore,
     /// Layers that are still to be checked, last one first.
     todo: Vec<LayerRecord>,
     layers: usize,
@@ -32,7 +32,7 @@ pub struct Verifying {
 /// Findings of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Verified {
+pub struct VerifyFindings {
     /// Images in the store.
     pub images: usize,
     /// Layers that were checked.
@@ -40,13 +40,13 @@ pub struct Verified {
     /// Layers of an earlier version, without a kept sum to compare with.
     pub unrecorded: usize,
     /// Damaged images, by id.
-    pub damaged: Vec<Damaged>,
+    pub damaged: Vec<DamagedImage>,
 }
 
 /// An image that differs from what was unpacked or written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Damaged {
+pub struct DamagedImage {
     /// Id of the image.
     pub id: String,
     /// Names of the image; may be none.
@@ -60,7 +60,7 @@ pub struct Damaged {
 /// Result of repairing a damaged image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Repair {
+pub enum RepairResult {
     /// The record was written again.
     Rewritten,
     /// The image was removed.
@@ -76,17 +76,17 @@ pub enum Repair {
 /// Result of a check of all images.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Verification {
+pub struct StoreVerification {
     /// Findings of the check.
-    pub found: Verified,
+    pub found: VerifyFindings,
     /// Repair of each damaged image, in the same order; `None` where no repair was wanted.
-    pub repairs: Vec<Option<Repair>>,
+    pub repairs: Vec<Option<RepairResult>>,
 }
 
-impl Verifying {
+impl ImageVerifier {
     /// Begins with the images that are in the store now.
     #[must_use]
-    pub fn new(store: Store) -> Self {
+    pub fn new(store: ImageStore) -> Self {
         // By directory, for two layers never share one.
         let layers: BTreeMap<String, LayerRecord> = store
             .layers()
@@ -161,9 +161,9 @@ impl Verifying {
 
     /// Findings so far. Reads the records.
     #[must_use]
-    pub fn found(&self) -> Verified {
+    pub fn found(&self) -> VerifyFindings {
         let images = self.store.list();
-        let mut verified = Verified {
+        let mut verified = VerifyFindings {
             images: images.len(),
             layers: self.layers - self.todo.len(),
             unrecorded: self.unrecorded,
@@ -185,7 +185,7 @@ impl Verifying {
                 problems.push(format!("its record: {why}"));
             }
             if !problems.is_empty() {
-                verified.damaged.push(Damaged {
+                verified.damaged.push(DamagedImage {
                     id: image.id.clone(),
                     names: image.names.clone(),
                     problems,
@@ -199,19 +199,23 @@ impl Verifying {
     /// Removes a damaged image, so that it comes again from its source; `in_use` has the ids of images that containers
     /// were made from. An image in use is kept, and so is one that shares the damaged layer with it: coming again, it
     /// would find that layer.
-    pub fn repair(&self, image: &Damaged, in_use: &BTreeSet<String>) -> Repair {
+    pub fn repair(&self, image: &DamagedImage, in_use: &BTreeSet<String>) -> RepairResult {
         let done = self.try_repair(image, in_use);
-        done.unwrap_or_else(|e| Repair::Failed(chain(&e)))
+        done.unwrap_or_else(|e| RepairResult::Failed(chain(&e)))
     }
 
-    fn try_repair(&self, image: &Damaged, in_use: &BTreeSet<String>) -> Result<Repair, ImageError> {
+    fn try_repair(
+        &self,
+        image: &DamagedImage,
+        in_use: &BTreeSet<String>,
+    ) -> Result<RepairResult, ImageError> {
         let _change = self.store.change();
         let Some(record) = self.store.get(&image.id) else {
-            return Ok(Repair::Removed);
+            return Ok(RepairResult::Removed);
         };
         if image.record_only {
             self.store.write_record(&record)?;
-            return Ok(Repair::Rewritten);
+            return Ok(RepairResult::Rewritten);
         }
         // A directory is named by its content: a layer that was removed meanwhile and came again has the same name.
         let again = |layer: &LayerRecord| {
@@ -224,7 +228,7 @@ impl Verifying {
             .map(|layer| &layer.dir)
             .gather();
         if damaged.is_empty() {
-            return Ok(Repair::Whole);
+            return Ok(RepairResult::Whole);
         }
         let bad = |dir: &String| damaged.contains(dir);
         let user = self.store.list().into_iter().find(|other| {
@@ -232,12 +236,12 @@ impl Verifying {
             in_use.contains(&other.id) && record.layers.iter().any(|l| shares(&l.dir))
         });
         if let Some(user) = user {
-            return Ok(Repair::InUse(user.id.clone()));
+            return Ok(RepairResult::InUse(user.id.clone()));
         }
         // The note that brings the image again comes first, then the removal.
         self.store.lose(&image.id)?;
         self.store.remove_locked(&image.id, in_use)?;
-        Ok(Repair::Removed)
+        Ok(RepairResult::Removed)
     }
 }
 
@@ -248,15 +252,15 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::PathBuf;
 
-    use super::super::dropin::{DropIn, Report, SETTLE};
-    use super::super::import::{ImportOptions, Limits};
+    use super::super::dropin::{DropInPoller, DropInReport, SETTLE};
+    use super::super::import::{ImportLimits, ImportOptions};
     use super::super::testing::{Scratch, Stream, docker_archive};
     use super::*;
-    use crate::api::Mono;
+    use crate::api::MonoTime;
 
     struct Bench {
         scratch: Scratch,
-        store: Store,
+        store: ImageStore,
     }
 
     impl Bench {
@@ -266,7 +270,7 @@ mod tests {
                 return None;
             }
             let scratch = Scratch::new();
-            let store = Store::open(&scratch.join("images")).expect("store");
+            let store = ImageStore::open(&scratch.join("images")).expect("store");
             Some(Self { scratch, store })
         }
 
@@ -281,8 +285,8 @@ mod tests {
                 .clone()
         }
 
-        fn verify(&self) -> (Verifying, Verified) {
-            let mut verifying = Verifying::new(self.store.clone());
+        fn verify(&self) -> (ImageVerifier, VerifyFindings) {
+            let mut verifying = ImageVerifier::new(self.store.clone());
             while verifying.step() {}
             let found = verifying.found();
             (verifying, found)
@@ -425,7 +429,7 @@ mod tests {
         assert_eq!(found.damaged.len(), 3, "{found:?}");
         let repair = |in_use: &[&String]| {
             let in_use: BTreeSet<String> = in_use.iter().map(|&id| id.clone()).collect();
-            let mut done: Vec<(String, Repair)> = Vec::new();
+            let mut done: Vec<(String, RepairResult)> = Vec::new();
             for image in &found.damaged {
                 done.push((image.names[0].clone(), verifying.repair(image, &in_use)));
             }
@@ -435,12 +439,16 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         // b alone would only find the damaged layer again.
-        let kept = Repair::InUse(a.clone());
-        assert_eq!(repair(&[&a]), [kept.clone(), kept, Repair::Rewritten]);
+        let kept = RepairResult::InUse(a.clone());
+        assert_eq!(repair(&[&a]), [kept.clone(), kept, RepairResult::Rewritten]);
         assert_eq!(bench.store.list().len(), 3);
         assert_eq!(
             repair(&[&c]),
-            [Repair::Removed, Repair::Removed, Repair::Rewritten]
+            [
+                RepairResult::Removed,
+                RepairResult::Removed,
+                RepairResult::Rewritten
+            ]
         );
         let (_, found) = bench.verify();
         assert_eq!((found.images, found.damaged), (1, Vec::new()));
@@ -453,7 +461,7 @@ mod tests {
         assert_eq!(bench.import("a:1", &[&shared, &top(b"a")]), a);
         let Bench { scratch, store } = bench;
         drop((store, verifying));
-        let store = Store::open(&scratch.join("images")).expect("store");
+        let store = ImageStore::open(&scratch.join("images")).expect("store");
         assert_eq!(store.lost(), BTreeSet::from([b]));
     }
 
@@ -467,7 +475,10 @@ mod tests {
         let nobody = BTreeSet::new();
         bench.store.remove(&id, &nobody).expect("removed");
         assert_eq!(bench.import("a:1", &[&layer]), id);
-        assert_eq!(verifying.repair(&found.damaged[0], &nobody), Repair::Whole);
+        assert_eq!(
+            verifying.repair(&found.damaged[0], &nobody),
+            RepairResult::Whole
+        );
         assert!(bench.store.get(&id).is_some());
     }
 
@@ -478,16 +489,16 @@ mod tests {
         fs::create_dir(&files).expect("scratch");
         let layer = Stream::new().file("f", b"file").bytes();
         fs::write(files.join("a.tar"), docker_archive("a:1", &[&layer])).expect("scratch");
-        let mut now = Mono(0);
-        let mut dropin = DropIn::open(bench.store.clone(), files.clone());
-        let mut look = |dropin: &mut DropIn| -> usize {
+        let mut now = MonoTime(0);
+        let mut dropin = DropInPoller::open(bench.store.clone(), files.clone());
+        let mut look = |dropin: &mut DropInPoller| -> usize {
             let mut imported = 0;
             for _ in 0..2 {
                 now = now + SETTLE;
                 let reports = dropin.look(now, &mut |_| ControlFlow::Continue(())).reports;
                 imported += reports
                     .iter()
-                    .filter(|r| matches!(r, Report::Imported { .. }))
+                    .filter(|r| matches!(r, DropInReport::Imported { .. }))
                     .count();
             }
             imported
@@ -498,7 +509,7 @@ mod tests {
         fs::write(bench.file(&id, "f"), "harm").expect("harmed");
         let (damaged, found) = bench.verify();
         let repaired = damaged.repair(&found.damaged[0], &BTreeSet::new());
-        assert_eq!(repaired, Repair::Removed);
+        assert_eq!(repaired, RepairResult::Removed);
         assert_eq!(look(&mut dropin), 1, "again");
         assert_eq!(bench.verify().1.damaged, []);
         assert_eq!(look(&mut dropin), 0);
@@ -514,9 +525,10 @@ mod tests {
         let record = scratch.join(&format!("images/records/{}.json", &id["sha256:".len()..]));
         drop((dropin, store, verifying, damaged));
         fs::write(record, "{").expect("harmed");
-        let store = Store::open_with(&scratch.join("images"), Limits::default()).expect("store");
+        let store =
+            ImageStore::open_with(&scratch.join("images"), ImportLimits::default()).expect("store");
         assert!(store.list().is_empty());
-        let mut dropin = DropIn::open(store.clone(), files);
+        let mut dropin = DropInPoller::open(store.clone(), files);
         assert_eq!(look(&mut dropin), 1, "after the start");
         assert_eq!(store.list()[0].id, id);
     }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::digest::Digest;
 use super::record::LayerRecord;
-use super::registry::Credential;
+use super::registry::RegistryCredential;
 
 /// Holders kept for one layer; with more the first ones go, and have to ask again.
 const MAX_HOLDERS: usize = 8;
@@ -28,7 +28,7 @@ const HEX_DIGITS: usize = 32;
 /// A holder of a layer, in hashes: nothing of a Secret is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Holder {
+pub struct LayerHolder {
     /// Hash of the registry and the credential.
     pub by: String,
     /// Hash of the registry and the layer's blob there.
@@ -37,15 +37,15 @@ pub struct Holder {
 
 /// A way into a registry.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
+pub(super) struct RegistryAccess {
     registry: String,
     /// Hash of registry and credential; `None`: the way is open to every pod of the node.
     by: Option<String>,
 }
 
-impl Way {
+impl RegistryAccess {
     /// `registry`: the domain of the image's name. `own`: the credential, if only the pod has it.
-    pub(super) fn new(registry: &str, own: Option<&Credential>) -> Self {
+    pub(super) fn new(registry: &str, own: Option<&RegistryCredential>) -> Self {
         Self {
             registry: registry.into(),
             by: own.map(|credential| hash(&[registry, &credential.digest()])),
@@ -69,7 +69,7 @@ impl Way {
     /// Returns true if every pod that goes this way had this layer, or if its holders are not known (a record of an
     /// earlier version).
     pub(super) fn knows(&self, layer: &LayerRecord) -> bool {
-        let had = |holder: &Holder| Some(holder.by.as_str()) == self.by();
+        let had = |holder: &LayerHolder| Some(holder.by.as_str()) == self.by();
         layer.open || layer.holders.is_empty() || layer.holders.iter().any(had)
     }
 
@@ -83,7 +83,7 @@ impl Way {
         if layer.open {
             return;
         }
-        let holder = Holder {
+        let holder = LayerHolder {
             by: by.clone(),
             blob: blob.map(|blob| self.blob(blob)).unwrap_or_default(),
         };
@@ -100,38 +100,38 @@ impl Way {
 
 /// Layers that a pull may take from the store.
 #[derive(Clone, Debug)]
-pub(super) struct Shares<'a> {
-    pub(super) way: &'a Way,
+pub(super) struct LayerSharing<'a> {
+    pub(super) way: &'a RegistryAccess,
     /// Blobs that the registry said to have.
     pub(super) confirmed: BTreeSet<Digest>,
 }
 
 /// Permission to take a layer from the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum SharePermission {
     Yes,
     /// Yes, if the registry has the blob.
     Ask,
     No,
 }
 
-impl Shares<'_> {
+impl LayerSharing<'_> {
     /// Judges a layer. `blob`: its digest in the image's manifest.
-    pub(super) fn judge(&self, layer: &LayerRecord, blob: Option<Digest>) -> Answer {
-        let had = |holder: &Holder| Some(holder.by.as_str()) == self.way.by();
+    pub(super) fn judge(&self, layer: &LayerRecord, blob: Option<Digest>) -> SharePermission {
+        let had = |holder: &LayerHolder| Some(holder.by.as_str()) == self.way.by();
         if layer.open || layer.holders.iter().any(had) {
-            return Answer::Yes;
+            return SharePermission::Yes;
         }
         let Some(blob) = blob else {
-            return Answer::No;
+            return SharePermission::No;
         };
         let here = self.way.blob(blob);
         if !layer.holders.iter().any(|holder| holder.blob == here) {
-            return Answer::No;
+            return SharePermission::No;
         }
         match self.confirmed.contains(&blob) {
-            true => Answer::Yes,
-            false => Answer::Ask,
+            true => SharePermission::Yes,
+            false => SharePermission::Ask,
         }
     }
 }
@@ -160,11 +160,11 @@ fn hash(words: &[&str]) -> String {
 mod tests {
     use super::*;
 
-    fn credential(password: &str) -> Credential {
-        Credential {
+    fn credential(password: &str) -> RegistryCredential {
+        RegistryCredential {
             username: "user".into(),
             password: password.into(),
-            ..Credential::default()
+            ..RegistryCredential::default()
         }
     }
 
@@ -172,14 +172,18 @@ mod tests {
     fn who_may_have_what() {
         let (secret, other) = (credential("secret"), credential("other"));
         let [blob, wrong] = [b"blob", b"else"].map(|data| Digest::of(data));
-        let at = |registry: &str, own| Way::new(registry, own);
-        let layer = |ways: &[Way]| {
+        let at = |registry: &str, own| RegistryAccess::new(registry, own);
+        let layer = |ways: &[RegistryAccess]| {
             let mut layer = LayerRecord::default();
             ways.iter()
                 .for_each(|way| way.led_to(&mut layer, Some(blob)));
             layer
         };
-        let (yes, ask, no) = (Answer::Yes, Answer::Ask, Answer::No);
+        let (yes, ask, no) = (
+            SharePermission::Yes,
+            SharePermission::Ask,
+            SharePermission::No,
+        );
         let own = at("r", Some(&secret));
         let held = core::slice::from_ref(&own);
         for (name, had, way, named, want) in [
@@ -211,7 +215,7 @@ mod tests {
                 yes,
             ),
         ] {
-            let mut shares = Shares {
+            let mut shares = LayerSharing {
                 way: &way,
                 confirmed: BTreeSet::new(),
             };
@@ -225,12 +229,12 @@ mod tests {
         let mut named = layer(held);
         own.led_to(&mut named, Some(wrong));
         let stranger = at("r", None);
-        let shares = Shares {
+        let shares = LayerSharing {
             way: &stranger,
             confirmed: [wrong].into(),
         };
         assert_eq!(shares.judge(&named, Some(wrong)), no);
-        let many = (0..20).map(|n| Way::new("r", Some(&credential(&n.to_string()))));
+        let many = (0..20).map(|n| RegistryAccess::new("r", Some(&credential(&n.to_string()))));
         let many = layer(&many.collect::<Vec<_>>());
         assert_eq!(many.holders.len(), MAX_HOLDERS);
         let mut joined = layer(held);

@@ -8,9 +8,9 @@ use alloc::sync::Arc;
 
 use serde_json::Value;
 
-use super::cancel::Cancel;
+use super::cancel::WatchCancel;
 use super::error::KubeError;
-use super::watch::{Ring, WatchEnd, WatchOptions};
+use super::watch::{WatchEnd, WatchEvent, WatchOptions};
 use crate::api::{ObjectMeta, PodUid};
 
 /// Most pods of one node in one list. A node has a few hundred; those that have run to their end are not among them.
@@ -22,14 +22,14 @@ pub const PAGE_ITEMS: usize = 500;
 
 /// Format of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patch {
+pub enum PatchFormat {
     /// RFC 7386.
     Merge,
     /// Kubernetes' own: lists are merged by their keys.
     Strategic,
 }
 
-impl Patch {
+impl PatchFormat {
     /// `content-type`
     #[must_use]
     pub const fn content_type(self) -> &'static str {
@@ -42,7 +42,7 @@ impl Patch {
 
 /// A list that has come whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listed {
+pub struct CompleteList {
     /// Version at which all items were true; a watch begins there.
     pub resource_version: String,
     /// Number of items handed out.
@@ -50,87 +50,95 @@ pub struct Listed {
 }
 
 /// Result of a call.
-pub type Reply<T> = Result<T, KubeError>;
+pub type ApiResult<T> = Result<T, KubeError>;
 
 /// An apiserver, as far as a node may use it (AUTHZ).
 ///
 /// Lists hand out items before it is known whether the rest will come: **what a failed list has handed out is worth
 /// nothing** (SRC-30, OFF-03).
-pub trait Api: Send + Sync {
+pub trait KubeApi: Send + Sync {
     /// Lists the metadata of the pods of `node` that have not run to their end, as of now (a quorum read).
-    fn list_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed>;
+    fn list_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> ApiResult<CompleteList>;
     /// Lists the metadata of all pods of `node`, those included that have run to their end.
-    fn list_all_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed>;
-    /// Lists the pods of [`Api::list_pods`] as whole objects, one at a time in memory.
-    fn list_whole_pods(&self, node: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed>;
-    /// Watches the pods of [`Api::list_all_pods`] from a version on, and rings with every change. Blocks until the
+    fn list_all_pods(
+        &self,
+        node: &str,
+        each: &mut dyn FnMut(ObjectMeta),
+    ) -> ApiResult<CompleteList>;
+    /// Lists the pods of [`KubeApi::list_pods`] as whole objects, one at a time in memory.
+    fn list_whole_pods(&self, node: &str, each: &mut dyn FnMut(Value)) -> ApiResult<CompleteList>;
+    /// Watches the pods of [`KubeApi::list_all_pods`] from a version on, and rings with every change. Blocks until the
     /// watch ends or `cancel` ends it ([`KubeError::Cancelled`]). Any other error is a break: a list is due.
     fn watch_pods(
         &self,
         options: &WatchOptions,
-        cancel: &Arc<Cancel>,
-        each: &mut dyn FnMut(Ring),
-    ) -> Reply<WatchEnd>;
+        cancel: &Arc<WatchCancel>,
+        each: &mut dyn FnMut(WatchEvent),
+    ) -> ApiResult<WatchEnd>;
     /// Reads a pod of `node`. Status 404: there is no such pod. Status 403: this node has no such pod.
-    fn pod(&self, node: &str, namespace: &str, name: &str) -> Reply<Value>;
+    fn pod(&self, node: &str, namespace: &str, name: &str) -> ApiResult<Value>;
     /// Patches a pod's status; a UID precondition is `metadata.uid` in `body`. Returns the pod as it is now.
     fn patch_pod_status(
         &self,
         namespace: &str,
         name: &str,
-        kind: Patch,
+        kind: PatchFormat,
         body: &[u8],
-    ) -> Reply<Value>;
+    ) -> ApiResult<Value>;
     /// Creates a mirror pod. Returns it.
-    fn create_pod(&self, namespace: &str, body: &[u8]) -> Reply<Value>;
+    fn create_pod(&self, namespace: &str, body: &[u8]) -> ApiResult<Value>;
     /// Deletes a pod at once, if it is still this one. Returns it if its finalizers keep it.
-    fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> Reply<Option<Value>>;
+    fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> ApiResult<Option<Value>>;
 
     /// Reads a node.
-    fn node(&self, name: &str) -> Reply<Value>;
+    fn node(&self, name: &str) -> ApiResult<Value>;
     /// Creates this node's object. Returns it.
-    fn create_node(&self, body: &[u8]) -> Reply<Value>;
+    fn create_node(&self, body: &[u8]) -> ApiResult<Value>;
     /// Patches this node's status. Returns the node.
-    fn patch_node_status(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value>;
+    fn patch_node_status(&self, name: &str, kind: PatchFormat, body: &[u8]) -> ApiResult<Value>;
 
     /// Reads this node's lease.
-    fn lease(&self, name: &str) -> Reply<Value>;
+    fn lease(&self, name: &str) -> ApiResult<Value>;
     /// Creates this node's lease.
-    fn create_lease(&self, body: &[u8]) -> Reply<Value>;
+    fn create_lease(&self, body: &[u8]) -> ApiResult<Value>;
     /// Patches this node's lease (RFC 7386): the smallest renewal. Returns its metadata only.
-    fn patch_lease(&self, name: &str, body: &[u8]) -> Reply<Value>;
+    fn patch_lease(&self, name: &str, body: &[u8]) -> ApiResult<Value>;
 
     /// Records an event. Returns its name and version.
-    fn create_event(&self, namespace: &str, body: &[u8]) -> Reply<Value>;
+    fn create_event(&self, namespace: &str, body: &[u8]) -> ApiResult<Value>;
     /// Counts up an event that is there (strategic patch).
-    fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> Reply<Value>;
+    fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> ApiResult<Value>;
 
     /// Asks for a token of a service account (`TokenRequest`).
-    fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value>;
+    fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> ApiResult<Value>;
     /// Reads a ConfigMap. A 403 may only mean that the apiserver does not know yet that a pod here needs it (AUTHZ-08).
-    fn config_map(&self, namespace: &str, name: &str) -> Reply<Value>;
-    /// Reads a Secret. A 403 may pass, as with [`Api::config_map`].
-    fn secret(&self, namespace: &str, name: &str) -> Reply<Value>;
-    /// Reads a claim. A 403 may pass, as with [`Api::config_map`].
-    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> Reply<Value>;
-    /// Reads a volume. A 403 may pass, as with [`Api::config_map`].
-    fn persistent_volume(&self, name: &str) -> Reply<Value>;
+    fn config_map(&self, namespace: &str, name: &str) -> ApiResult<Value>;
+    /// Reads a Secret. A 403 may pass, as with [`KubeApi::config_map`].
+    fn secret(&self, namespace: &str, name: &str) -> ApiResult<Value>;
+    /// Reads a claim. A 403 may pass, as with [`KubeApi::config_map`].
+    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value>;
+    /// Reads a volume. A 403 may pass, as with [`KubeApi::config_map`].
+    fn persistent_volume(&self, name: &str) -> ApiResult<Value>;
     /// Reads a RuntimeClass.
-    fn runtime_class(&self, name: &str) -> Reply<Value>;
+    fn runtime_class(&self, name: &str) -> ApiResult<Value>;
     /// Lists all Services of a namespace, for environment variables.
-    fn list_services(&self, namespace: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed>;
+    fn list_services(
+        &self,
+        namespace: &str,
+        each: &mut dyn FnMut(Value),
+    ) -> ApiResult<CompleteList>;
     /// Reads a Service.
-    fn service(&self, namespace: &str, name: &str) -> Reply<Value>;
+    fn service(&self, namespace: &str, name: &str) -> ApiResult<Value>;
 
     /// Creates a request for a certificate. Returns it.
-    fn create_csr(&self, body: &[u8]) -> Reply<Value>;
+    fn create_csr(&self, body: &[u8]) -> ApiResult<Value>;
     /// Reads a request for a certificate.
-    fn csr(&self, name: &str) -> Reply<Value>;
+    fn csr(&self, name: &str) -> ApiResult<Value>;
 
     /// Asks whose a token is (`TokenReview`). Returns the review.
-    fn review_token(&self, body: &[u8]) -> Reply<Value>;
+    fn review_token(&self, body: &[u8]) -> ApiResult<Value>;
     /// Asks whether somebody may do something (`SubjectAccessReview`). Returns the review.
-    fn review_access(&self, body: &[u8]) -> Reply<Value>;
+    fn review_access(&self, body: &[u8]) -> ApiResult<Value>;
 
     /// Closes connections of the heartbeat that are not in use: the path may be dead without telling (CONF-21).
     fn close_heartbeat_connections(&self);

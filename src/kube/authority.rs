@@ -3,8 +3,8 @@
 use sha2::{Digest as _, Sha256};
 
 use super::bootstrap;
-use super::kubeconfig::{Kubeconfig, Trust};
-use crate::api::{hex, order::Order as _};
+use super::kubeconfig::{Kubeconfig, ServerTrust};
+use crate::api::{hex, order::OrderExt as _};
 use crate::net::tls;
 
 /// Certificates that count: a bundle of an old and a new authority has two.
@@ -16,7 +16,7 @@ const ID_BYTES: usize = 8;
 /// cannot be read. Reads a file.
 #[must_use]
 pub fn ids(config: &Kubeconfig) -> String {
-    let Trust::Ca(material) = &config.trust else {
+    let ServerTrust::Ca(material) = &config.trust else {
         return String::new();
     };
     // Whoever connects complains of it.

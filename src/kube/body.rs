@@ -10,7 +10,7 @@ const PACKED_BUFFER_BYTES: usize = 4 * 1024;
 /// Unpacked bytes of an answer. After their end the connection can be used again.
 ///
 /// - Errors: `UnexpectedEof` if the packed stream ends early, `InvalidData` if something follows it.
-pub(super) enum Body<R> {
+pub(super) enum UnpackedBody<R> {
     /// Body as it was sent.
     Plain(R),
     /// `content-encoding: gzip`
@@ -22,7 +22,7 @@ pub(super) enum Body<R> {
 #[error("its encoding is {0:?}")]
 pub(super) struct UnknownEncoding(String);
 
-impl<R: Read> Body<R> {
+impl<R: Read> UnpackedBody<R> {
     /// `encoding`: the header.
     pub(super) fn new(bytes: R, encoding: Option<&str>) -> Result<Self, UnknownEncoding> {
         match encoding {
@@ -36,7 +36,7 @@ impl<R: Read> Body<R> {
     }
 }
 
-impl<R: Read> Read for Body<R> {
+impl<R: Read> Read for UnpackedBody<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(bytes) => bytes.read(buf),
@@ -61,7 +61,7 @@ mod tests {
 
     fn all(bytes: &[u8], encoding: Option<&str>) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
-        Body::new(bytes, encoding)
+        UnpackedBody::new(bytes, encoding)
             .map_err(io::Error::other)?
             .read_to_end(&mut out)?;
         Ok(out)

@@ -12,11 +12,11 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::api::{Api, Reply};
-use super::csr::{self, Subject};
+use super::api::{ApiResult, KubeApi};
+use super::csr::{self, CertificateSubject};
 use super::error::KubeError;
-use super::kubeconfig::{Kubeconfig, KubeconfigError, Material, TextError};
-use super::store::Store;
+use super::kubeconfig::{Kubeconfig, KubeconfigError, KubeconfigMaterial, KubeconfigTextError};
+use super::store::CertificateStore;
 use super::x509::{self, Certificate, CertificateError};
 use crate::api::CertificateSigningRequest;
 use crate::api::strict::typed;
@@ -34,7 +34,7 @@ const MAX_FILE_BYTES: u64 = 256 * 1024;
 
 /// Reason why this node's certificate and key cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum PairError {
+pub enum CertificatePairError {
     /// Fault of the operator: the kubeconfig has no certificate.
     #[error("the kubeconfig names no client certificate")]
     Unnamed,
@@ -50,7 +50,7 @@ pub enum PairError {
     },
     /// A path cannot stand in a kubeconfig.
     #[error("cannot write a kubeconfig")]
-    Kubeconfig(#[from] TextError),
+    Kubeconfig(#[from] KubeconfigTextError),
     /// Fault of the files' writer: the certificate is not a certificate.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
@@ -66,7 +66,7 @@ pub enum PairError {
 }
 
 /// A request that was made, and the key that nobody else has.
-pub struct Requested {
+pub struct PostedCertificateRequest {
     /// Name of the request.
     pub name: String,
     /// UID of the request. An object of the same name with another UID is another request.
@@ -76,11 +76,11 @@ pub struct Requested {
 
 /// Makes the subject that names a node: CN `system:node:<name>`, O [`NODES_GROUP`].
 #[must_use]
-pub fn node_subject(node: &str) -> Subject {
-    Subject {
+pub fn node_subject(node: &str) -> CertificateSubject {
+    CertificateSubject {
         common_name: format!("system:node:{node}"),
         organization: NODES_GROUP.into(),
-        ..Subject::default()
+        ..CertificateSubject::default()
     }
 }
 
@@ -91,10 +91,12 @@ pub fn node_subject(node: &str) -> Subject {
 pub fn kubeconfig_in_use(
     path: &Path,
     more: &[String],
-    kept: Option<&Store>,
+    kept: Option<&CertificateStore>,
 ) -> Result<Kubeconfig, KubeconfigError> {
     let mut config = Kubeconfig::load(path, more)?;
-    let renewed = kept.map(Store::current_path).filter(|pem| pem.exists());
+    let renewed = kept
+        .map(CertificateStore::current_path)
+        .filter(|pem| pem.exists());
     if let Some(pem) = renewed.filter(|_| config.user.certificate.is_some()) {
         config.show(&pem);
     }
@@ -104,7 +106,9 @@ pub fn kubeconfig_in_use(
 /// Reads the client certificate that a kubeconfig names. `Ok(None)`: it names none.
 ///
 /// - Errors: it is missing, unreadable, or has no key.
-pub fn client_certificate(config: &Kubeconfig) -> Result<Option<Vec<Certificate>>, PairError> {
+pub fn client_certificate(
+    config: &Kubeconfig,
+) -> Result<Option<Vec<Certificate>>, CertificatePairError> {
     let Some((certificate, key)) = &config.user.certificate else {
         return Ok(None);
     };
@@ -112,31 +116,33 @@ pub fn client_certificate(config: &Kubeconfig) -> Result<Option<Vec<Certificate>
     let key = read(key)?;
     let is_key = rustls::pki_types::pem::PemObject::from_pem_slice(&key)
         .map(|_: rustls::pki_types::PrivateKeyDer<'_>| ());
-    is_key.map_err(PairError::Key)?;
+    is_key.map_err(CertificatePairError::Key)?;
     Ok(Some(chain))
 }
 
 /// Reads the client certificate that a kubeconfig names, and its key, both PEM.
 ///
 /// - Errors: it names none, or one is missing, unreadable or no text.
-pub fn client_pair(config: &Kubeconfig) -> Result<(String, String), PairError> {
+pub fn client_pair(config: &Kubeconfig) -> Result<(String, String), CertificatePairError> {
     let Some((certificate, key)) = &config.user.certificate else {
-        return Err(PairError::Unnamed);
+        return Err(CertificatePairError::Unnamed);
     };
-    let text = |material| String::from_utf8(read(material)?).map_err(|_| PairError::NoText);
+    let text =
+        |material| String::from_utf8(read(material)?).map_err(|_| CertificatePairError::NoText);
     Ok((text(certificate)?, text(key)?))
 }
 
-pub(super) fn read(material: &Material) -> Result<Vec<u8>, PairError> {
+pub(super) fn read(material: &KubeconfigMaterial) -> Result<Vec<u8>, CertificatePairError> {
     match material {
-        Material::Inline(bytes) => Ok(bytes.clone()),
-        Material::File(path) => {
-            let bytes =
-                file::read_start(path, MAX_FILE_BYTES).map_err(|source| PairError::File {
+        KubeconfigMaterial::Inline(bytes) => Ok(bytes.clone()),
+        KubeconfigMaterial::File(path) => {
+            let bytes = file::read_start(path, MAX_FILE_BYTES).map_err(|source| {
+                CertificatePairError::File {
                     action: "read",
                     path: path.clone(),
                     source,
-                })?;
+                }
+            })?;
             Ok(bytes)
         }
     }
@@ -144,8 +150,12 @@ pub(super) fn read(material: &Material) -> Result<Vec<u8>, PairError> {
 
 /// Writes the kubeconfig that a node uses once it has a certificate (BOOT-02): the cluster of `bootstrap`, the pair behind
 /// `pem`. Durable, 0600.
-pub fn write_kubeconfig(bootstrap: &Kubeconfig, path: &Path, pem: &Path) -> Result<(), PairError> {
-    let failed = |source| PairError::File {
+pub fn write_kubeconfig(
+    bootstrap: &Kubeconfig,
+    path: &Path,
+    pem: &Path,
+) -> Result<(), CertificatePairError> {
+    let failed = |source| CertificatePairError::File {
         action: "write",
         path: path.into(),
         source,
@@ -158,7 +168,11 @@ pub fn write_kubeconfig(bootstrap: &Kubeconfig, path: &Path, pem: &Path) -> Resu
 }
 
 /// Asks for a certificate with a fresh key (BOOT-03).
-pub fn request(api: &dyn Api, signer: &str, subject: &Subject) -> Reply<Requested> {
+pub fn request(
+    api: &dyn KubeApi,
+    signer: &str,
+    subject: &CertificateSubject,
+) -> ApiResult<PostedCertificateRequest> {
     let made = csr::request(subject).map_err(|e| KubeError::Local(e.to_string()))?;
     let usage = if signer == SERVING_SIGNER {
         "server auth"
@@ -176,7 +190,7 @@ pub fn request(api: &dyn Api, signer: &str, subject: &Subject) -> Reply<Requeste
         },
     });
     let created = decode(&api.create_csr(body.to_string().as_bytes())?)?;
-    Ok(Requested {
+    Ok(PostedCertificateRequest {
         name: created.metadata.name,
         uid: created.metadata.uid.to_string(),
         key: made.key,
@@ -184,11 +198,14 @@ pub fn request(api: &dyn Api, signer: &str, subject: &Subject) -> Reply<Requeste
 }
 
 /// Reads what became of a request.
-pub fn look(api: &dyn Api, requested: &Requested) -> Reply<CertificateSigningRequest> {
+pub fn look(
+    api: &dyn KubeApi,
+    requested: &PostedCertificateRequest,
+) -> ApiResult<CertificateSigningRequest> {
     decode(&api.csr(&requested.name)?)
 }
 
-fn decode(value: &Value) -> Reply<CertificateSigningRequest> {
+fn decode(value: &Value) -> ApiResult<CertificateSigningRequest> {
     let csr: CertificateSigningRequest = typed(value).map_err(|e| KubeError::Wrong {
         url: "certificatesigningrequests".into(),
         why: e.to_string(),
@@ -202,12 +219,12 @@ fn decode(value: &Value) -> Reply<CertificateSigningRequest> {
     Ok(csr)
 }
 
-impl Requested {
+impl PostedCertificateRequest {
     /// Returns the chain and the key to store, both PEM. Errors: the certificate cannot be used, such as one for
     /// another key.
     ///
     /// `certificate`: `status.certificate`
-    pub fn pair(&self, certificate: &str) -> Result<(String, &str), PairError> {
+    pub fn pair(&self, certificate: &str) -> Result<(String, &str), CertificatePairError> {
         let text = STANDARD.decode(certificate).map_err(issued)?;
         x509::read_chain(&text).map_err(issued)?;
         let text = String::from_utf8(text).map_err(issued)?;
@@ -217,21 +234,21 @@ impl Requested {
 }
 
 /// Checks that a certificate is one, and that it is for this key. Both are PEM.
-pub(super) fn check_pair(certificate: &str, key: &str) -> Result<(), PairError> {
+pub(super) fn check_pair(certificate: &str, key: &str) -> Result<(), CertificatePairError> {
     // Loading the pair compares certificate and key.
-    let pem = |text| crate::net::tls::Pem::Text("the certificate issued", text);
-    let identity = crate::net::tls::Identity {
+    let pem = |text| crate::net::tls::PemSource::Text("the certificate issued", text);
+    let identity = crate::net::tls::ClientIdentity {
         chain: pem(certificate.as_bytes()),
         key: pem(key.as_bytes()),
     };
     crate::net::tls::config(
-        crate::net::tls::Roots::Any(crate::net::any_peer::Proof::Key),
+        crate::net::tls::ServerRoots::Any(crate::net::any_peer::PeerProof::Key),
         Some(identity),
     )
-    .map_err(|e| PairError::Issued(chain(&e)))?;
+    .map_err(|e| CertificatePairError::Issued(chain(&e)))?;
     Ok(())
 }
 
-fn issued(error: impl core::error::Error) -> PairError {
-    PairError::Issued(chain(&error))
+fn issued(error: impl core::error::Error) -> CertificatePairError {
+    CertificatePairError::Issued(chain(&error))
 }

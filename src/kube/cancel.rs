@@ -8,24 +8,24 @@ use ureq::Agent;
 ///
 /// The search for an address and the connecting of a socket are not cut; both have a time limit.
 #[derive(Default)]
-pub struct Cancel {
-    state: Mutex<State>,
+pub struct WatchCancel {
+    state: Mutex<WatchCancelState>,
     bell: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WatchCancelState {
     cancelled: bool,
     agent: Option<Agent>,
 }
 
-impl core::fmt::Debug for Cancel {
+impl core::fmt::Debug for WatchCancel {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_tuple("Cancel").field(&self.is_cancelled()).finish()
     }
 }
 
-impl Cancel {
+impl WatchCancel {
     /// Ends the watch there is, and every later one before it begins.
     pub fn cancel(&self) {
         self.lock().cancelled = true;
@@ -42,7 +42,7 @@ impl Cancel {
         }
     }
 
-    /// Returns true if [`Cancel::cancel`] was called.
+    /// Returns true if [`WatchCancel::cancel`] was called.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.lock().cancelled
@@ -62,7 +62,7 @@ impl Cancel {
         self.lock().agent = None;
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WatchCancelState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -22,21 +22,21 @@ use ureq::http::{Method, Request, Response};
 use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _};
 use ureq::{Agent, Proxy};
 
-use super::body::Body;
-use super::cancel::Cancel;
-use super::connect::{Connecting, Finding, shown, transport};
-use super::credentials::Credentials;
+use super::body::UnpackedBody;
+use super::cancel::WatchCancel;
+use super::connect::{MarkedConnector, MarkedResolver, shown, transport};
+use super::credentials::ApiCredentials;
 use super::date;
 use super::error::{ApiError, KubeError, MAX_STATUS_BYTES};
-use super::kubeconfig::{Kubeconfig, Trust};
-use super::rate::Rate;
-use super::stream::{self, BUFFER_BYTES, BadItem, ListMeta, ReadError};
-use crate::api::{Wall, link::LinkClass};
-use crate::net::known_time::{KNOWN, Known};
+use super::kubeconfig::{Kubeconfig, ServerTrust};
+use super::rate::RequestRate;
+use super::stream::{self, BUFFER_BYTES, DocumentReadError, ListItemError, ListMeta};
+use crate::api::{WallTime, link::LinkClass};
+use crate::net::known_time::{KNOWN, SharedKnownTime};
 use crate::net::tcp::LongTcpConnector;
 use crate::net::tls::TlsConnector;
-use crate::net::way::Peer;
-use crate::net::{Names, ProxyVariables, Url};
+use crate::net::way::PeerAddress;
+use crate::net::{NameResolver, ProxyVariables, Url};
 use crate::sys::clock;
 
 /// Time limit of connecting and the TLS handshake.
@@ -78,7 +78,7 @@ pub const USER_AGENT: &str = concat!("picolet/", env!("CARGO_PKG_VERSION"), " (l
 
 /// Time limits, shorter in tests.
 #[derive(Clone, Copy, Debug)]
-pub struct Timeouts {
+pub struct ClientTimeouts {
     /// [`CONNECT_TIMEOUT`]
     pub connect: Duration,
     /// [`ANSWER_TIMEOUT`]
@@ -89,7 +89,7 @@ pub struct Timeouts {
     pub whole: Option<Duration>,
 }
 
-impl Default for Timeouts {
+impl Default for ClientTimeouts {
     fn default() -> Self {
         Self {
             connect: CONNECT_TIMEOUT,
@@ -101,31 +101,35 @@ impl Default for Timeouts {
 }
 
 /// Receiver of the apiserver's time and of ours, to the second, with each answer over a trusted connection.
-pub type OnDate = dyn Fn(Wall, Wall) + Send + Sync;
+pub type DateReceiver = dyn Fn(WallTime, WallTime) + Send + Sync;
 
 /// An apiserver, however many URLs it has: the state that all its clients share.
-pub struct Cluster {
+pub struct SharedApiserver {
     config: Kubeconfig,
-    credentials: Credentials,
+    credentials: ApiCredentials,
     proxies: ProxyVariables,
-    on_date: Option<Box<OnDate>>,
-    known_time: &'static Known,
+    on_date: Option<Box<DateReceiver>>,
+    known_time: &'static SharedKnownTime,
     /// Index of the server in use, modulo their number.
     server: AtomicUsize,
     /// Number of the credentials that connections were last opened with; 0 before the first.
     generation: AtomicU64,
-    watches: Mutex<Vec<Weak<Cancel>>>,
+    watches: Mutex<Vec<Weak<WatchCancel>>>,
     /// Address at which the apiserver was last reached.
-    peer: Arc<Peer>,
+    peer: Arc<PeerAddress>,
 }
 
-impl Cluster {
+impl SharedApiserver {
     /// Makes a cluster. Reads and sends nothing yet.
     #[must_use]
-    pub fn new(config: Kubeconfig, proxies: ProxyVariables, on_date: Option<Box<OnDate>>) -> Self {
+    pub fn new(
+        config: Kubeconfig,
+        proxies: ProxyVariables,
+        on_date: Option<Box<DateReceiver>>,
+    ) -> Self {
         Self {
             config,
-            credentials: Credentials::new(),
+            credentials: ApiCredentials::new(),
             proxies,
             on_date,
             known_time: &KNOWN,
@@ -143,7 +147,7 @@ impl Cluster {
 
     /// Address at which the apiserver was last reached, by whichever client.
     #[must_use]
-    pub fn peer(&self) -> Arc<Peer> {
+    pub fn peer(&self) -> Arc<PeerAddress> {
         Arc::clone(&self.peer)
     }
 
@@ -161,7 +165,7 @@ impl Cluster {
     }
 
     /// Registers a watch, which has to end when the credentials change.
-    pub(super) fn register(&self, cancel: &Arc<Cancel>) {
+    pub(super) fn register(&self, cancel: &Arc<WatchCancel>) {
         let mut watches = self.lock_watches();
         watches.retain(|w| w.strong_count() > 0);
         let is_known = watches.iter().any(|w| w.as_ptr() == Arc::as_ptr(cancel));
@@ -182,13 +186,13 @@ impl Cluster {
         }
     }
 
-    fn lock_watches(&self) -> MutexGuard<'_, Vec<Weak<Cancel>>> {
+    fn lock_watches(&self) -> MutexGuard<'_, Vec<Weak<WatchCancel>>> {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A request.
-pub(super) struct Ask<'a> {
+pub(super) struct ApiRequest<'a> {
     pub(super) method: Method,
     /// Path from its slash on, with the query.
     pub(super) path: &'a str,
@@ -205,7 +209,7 @@ pub(super) struct Ask<'a> {
 /// Media type of answers, unless another one is asked for.
 pub(super) const JSON: &str = "application/json";
 
-impl<'a> Ask<'a> {
+impl<'a> ApiRequest<'a> {
     pub(super) const fn get(path: &'a str) -> Self {
         Self {
             method: Method::GET,
@@ -232,30 +236,30 @@ impl<'a> Ask<'a> {
 }
 
 /// A client of the apiserver: connections of its own, its own rate.
-pub struct Client {
-    pub(super) cluster: Arc<Cluster>,
-    timeouts: Timeouts,
-    rate: Option<Arc<Rate>>,
+pub struct KubeClient {
+    pub(super) cluster: Arc<SharedApiserver>,
+    timeouts: ClientTimeouts,
+    rate: Option<Arc<RequestRate>>,
     /// Class that the client's bytes count in.
     class: LinkClass,
-    connections: Mutex<Option<Connections>>,
+    connections: Mutex<Option<ServerConnections>>,
 }
 
 /// Connections to one server, opened with the credentials of one moment.
 #[derive(Clone)]
-struct Connections {
+struct ServerConnections {
     agent: Agent,
     server: usize,
     generation: u64,
 }
 
-impl Client {
+impl KubeClient {
     /// A client that waits for its turn by `rate`. Its bytes count as `class`.
     #[must_use]
     pub fn new(
-        cluster: Arc<Cluster>,
-        timeouts: Timeouts,
-        rate: Option<Arc<Rate>>,
+        cluster: Arc<SharedApiserver>,
+        timeouts: ClientTimeouts,
+        rate: Option<Arc<RequestRate>>,
         class: LinkClass,
     ) -> Self {
         Self {
@@ -274,7 +278,7 @@ impl Client {
     }
 
     /// Sends a request. A refusal is an error.
-    pub(super) fn send(&self, ask: &Ask<'_>) -> Result<Answer, KubeError> {
+    pub(super) fn send(&self, ask: &ApiRequest<'_>) -> Result<ApiResponse, KubeError> {
         if let Some(rate) = &self.rate
             && ask.paced
             && !rate.wait()
@@ -325,10 +329,10 @@ impl Client {
     /// Sends a request whose answer may never end to the present server, over a connection that `cancel` can cut.
     pub(super) fn open(
         &self,
-        ask: &Ask<'_>,
+        ask: &ApiRequest<'_>,
         stall: Duration,
-        cancel: &Arc<Cancel>,
-    ) -> Result<Answer, KubeError> {
+        cancel: &Arc<WatchCancel>,
+    ) -> Result<ApiResponse, KubeError> {
         let (at, server) = self.cluster.server();
         let url = format!("{server}{}", ask.path);
         let connections = self.connections(Some(stall))?;
@@ -354,7 +358,12 @@ impl Client {
         }
     }
 
-    fn once(&self, agent: &Agent, url: &str, ask: &Ask<'_>) -> Result<Answer, KubeError> {
+    fn once(
+        &self,
+        agent: &Agent,
+        url: &str,
+        ask: &ApiRequest<'_>,
+    ) -> Result<ApiResponse, KubeError> {
         let cluster = &self.cluster;
         let token = cluster.credentials.token(&cluster.config)?;
         let mut request = Request::builder()
@@ -382,21 +391,21 @@ impl Client {
         if url.starts_with("https:")
             && let Some(theirs) = header(&response, "date").and_then(date::parse)
         {
-            if !matches!(cluster.config.trust, Trust::Any) {
+            if !matches!(cluster.config.trust, ServerTrust::Any) {
                 cluster.known_time.told(theirs);
             }
             if let Some(on_date) = &cluster.on_date {
                 on_date(theirs, clock::wall());
             }
         }
-        Ok(Answer {
+        Ok(ApiResponse {
             url: shown(url).into(),
             response,
         })
     }
 
     /// Returns the connections to use now. With `stall`: fresh ones, for a watch.
-    fn connections(&self, stall: Option<Duration>) -> Result<Connections, KubeError> {
+    fn connections(&self, stall: Option<Duration>) -> Result<ServerConnections, KubeError> {
         let cluster = &self.cluster;
         let (server, url) = cluster.server();
         let (tls, generation) = if url.https {
@@ -447,11 +456,11 @@ impl Client {
                 config: tls,
                 server_name: server_name.map(|name| (url.host().to_owned(), name)),
             });
-        let fresh = Connections {
+        let fresh = ServerConnections {
             agent: Agent::with_parts(
                 config.build(),
-                Connecting(connector),
-                Finding(Names::system()),
+                MarkedConnector(connector),
+                MarkedResolver(NameResolver::system()),
             ),
             server,
             generation,
@@ -474,7 +483,7 @@ impl Client {
             .map_err(|_| KubeError::Local("the proxy's address is not one".into()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Connections>> {
+    fn lock(&self) -> MutexGuard<'_, Option<ServerConnections>> {
         self.connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -482,18 +491,20 @@ impl Client {
 }
 
 /// An answer whose body is still to come.
-pub(super) struct Answer {
+pub(super) struct ApiResponse {
     url: Box<str>,
     response: Response<ureq::Body>,
 }
 
-impl Answer {
+impl ApiResponse {
     pub(super) fn status(&self) -> u16 {
         self.response.status().as_u16()
     }
 
     /// The body, unpacked.
-    pub(super) fn into_reader(self) -> Result<(Box<str>, Body<impl Read + 'static>), KubeError> {
+    pub(super) fn into_reader(
+        self,
+    ) -> Result<(Box<str>, UnpackedBody<impl Read + 'static>), KubeError> {
         let encoding = header(&self.response, "content-encoding").map(ToOwned::to_owned);
         let bytes = self
             .response
@@ -501,7 +512,7 @@ impl Answer {
             .into_with_config()
             .limit(u64::MAX)
             .reader();
-        match Body::new(bytes, encoding.as_deref()) {
+        match UnpackedBody::new(bytes, encoding.as_deref()) {
             Ok(body) => Ok((self.url, body)),
             Err(why) => Err(KubeError::Wrong {
                 url: self.url.into(),
@@ -521,10 +532,12 @@ impl Answer {
         let (url, body) = self.into_reader()?;
         let mut bytes = Vec::new();
         let read = body.take(most as u64 + 1).read_to_end(&mut bytes);
-        let read = read.map_err(|e| ReadError::Cut(e.to_string()));
+        let read = read.map_err(|e| DocumentReadError::Cut(e.to_string()));
         let fits = read.and_then(|_| match bytes.len() <= most {
             true => Ok(bytes),
-            false => Err(ReadError::Wrong(format!("it has more than {most} bytes"))),
+            false => Err(DocumentReadError::Wrong(format!(
+                "it has more than {most} bytes"
+            ))),
         });
         fits.map_err(|e| unread(&url, e))
     }
@@ -533,7 +546,7 @@ impl Answer {
     pub(super) fn list(
         self,
         most: usize,
-        each: &mut dyn FnMut(Value) -> Result<(), BadItem>,
+        each: &mut dyn FnMut(Value) -> Result<(), ListItemError>,
     ) -> Result<(ListMeta, usize), KubeError> {
         let (url, body) = self.into_reader()?;
         stream::list(Box::new(body), most, each).map_err(|e| unread(&url, e))
@@ -558,14 +571,14 @@ impl Answer {
     }
 }
 
-pub(super) fn unread(url: &str, error: ReadError) -> KubeError {
+pub(super) fn unread(url: &str, error: DocumentReadError) -> KubeError {
     match error {
-        ReadError::Cut(why) => KubeError::Unreachable {
+        DocumentReadError::Cut(why) => KubeError::Unreachable {
             url: url.into(),
             why,
             sent: true,
         },
-        ReadError::Wrong(why) => KubeError::Wrong {
+        DocumentReadError::Wrong(why) => KubeError::Wrong {
             url: url.into(),
             why,
         },
@@ -579,11 +592,11 @@ fn header<'r>(answer: &'r Response<ureq::Body>, name: &str) -> Option<&'r str> {
 #[cfg(test)]
 mod testing {
     //! What tests ask.
-    use super::{Cluster, Known};
+    use super::{SharedApiserver, SharedKnownTime};
 
-    impl Cluster {
+    impl SharedApiserver {
         /// Learns the time for that one.
-        pub(crate) fn knowing(mut self, known: &'static Known) -> Self {
+        pub(crate) fn knowing(mut self, known: &'static SharedKnownTime) -> Self {
             self.known_time = known;
             self
         }

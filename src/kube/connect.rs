@@ -4,22 +4,22 @@ use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{ConnectionDetails, Connector, NextTimeout, Transport};
 
 use super::error::KubeError;
-use crate::net::Names;
+use crate::net::NameResolver;
 
 /// Error before the request was sent.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct NotConnected(ureq::Error);
+struct ConnectError(ureq::Error);
 
 fn not_connected(error: ureq::Error) -> ureq::Error {
-    ureq::Error::Other(Box::new(NotConnected(error)))
+    ureq::Error::Other(Box::new(ConnectError(error)))
 }
 
 /// Marks the errors of connectors: the request was not sent.
 #[derive(Debug)]
-pub(super) struct Connecting<C>(pub(super) C);
+pub(super) struct MarkedConnector<C>(pub(super) C);
 
-impl<In: Transport, C: Connector<In>> Connector<In> for Connecting<C> {
+impl<In: Transport, C: Connector<In>> Connector<In> for MarkedConnector<C> {
     type Out = C::Out;
 
     fn connect(
@@ -33,9 +33,9 @@ impl<In: Transport, C: Connector<In>> Connector<In> for Connecting<C> {
 
 /// Marks the errors of names.
 #[derive(Debug)]
-pub(super) struct Finding(pub(super) Names);
+pub(super) struct MarkedResolver(pub(super) NameResolver);
 
-impl Resolver for Finding {
+impl Resolver for MarkedResolver {
     fn resolve(
         &self,
         uri: &ureq::http::Uri,
@@ -50,7 +50,7 @@ impl Resolver for Finding {
 pub(super) fn transport(url: &str, error: ureq::Error) -> KubeError {
     let (mut error, mut sent) = (error, true);
     while let ureq::Error::Other(inner) = error {
-        match inner.downcast::<NotConnected>() {
+        match inner.downcast::<ConnectError>() {
             Ok(inner) => {
                 sent = false;
                 error = inner.0;

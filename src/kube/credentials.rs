@@ -16,13 +16,15 @@ use rustls::ClientConfig;
 
 use super::error::KubeError;
 use super::exec;
-use super::kubeconfig::{Kubeconfig, MAX_TOKEN_BYTES, Material, Trust, check_token};
+use super::kubeconfig::{
+    Kubeconfig, KubeconfigMaterial, MAX_TOKEN_BYTES, ServerTrust, check_token,
+};
 use super::x509;
-use crate::api::Mono;
+use crate::api::MonoTime;
 use crate::error::chain;
-use crate::net::any_peer::Proof;
-use crate::net::known_time::Known;
-use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
+use crate::net::any_peer::PeerProof;
+use crate::net::known_time::SharedKnownTime;
+use crate::net::tls::{self, ClientIdentity, PemSource, ServerRoots, TlsError};
 use crate::sys::clock;
 
 /// Age of a token after which its file is read again. Service account tokens are replaced well ahead of their end.
@@ -33,38 +35,38 @@ pub(super) const FILES_TIME: Duration = Duration::from_secs(10);
 pub(super) const FIRST_FILES_TIME: Duration = Duration::from_secs(1);
 
 /// Credentials in use, shared by all connections to one apiserver.
-pub(super) struct Credentials {
-    state: Mutex<State>,
+pub(super) struct ApiCredentials {
+    state: Mutex<ApiCredentialsState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ApiCredentialsState {
     /// The token of the file, and when it was read.
-    token: Option<(String, Mono)>,
-    plugin: Option<exec::Answer>,
-    tls: Option<Tls>,
+    token: Option<(String, MonoTime)>,
+    plugin: Option<exec::PluginCredentials>,
+    tls: Option<TlsInUse>,
     /// Time and cause of the last failure to load the first certificates.
-    failed: Option<(Mono, String)>,
+    failed: Option<(MonoTime, String)>,
 }
 
 /// Certificates in use.
-struct Tls {
+struct TlsInUse {
     config: Arc<ClientConfig>,
     /// Versions of the files that the certificates were read from.
-    stamps: Vec<Stamp>,
+    stamps: Vec<CredentialFileStamp>,
     /// The plugin's answer that the certificate is from.
     plugin: u64,
-    checked: Mono,
+    checked: MonoTime,
     generation: u64,
 }
 
 /// Tells versions of a file apart: device, inode, size, time of change in seconds and nanoseconds. `None`: not there.
-type Stamp = Option<(u64, u64, u64, i64, i64)>;
+type CredentialFileStamp = Option<(u64, u64, u64, i64, i64)>;
 
-impl Credentials {
+impl ApiCredentials {
     pub(super) fn new() -> Self {
         Self {
-            state: Mutex::new(State::default()),
+            state: Mutex::new(ApiCredentialsState::default()),
         }
     }
 
@@ -112,7 +114,7 @@ impl Credentials {
     pub(super) fn tls(
         &self,
         config: &Kubeconfig,
-        known_time: &Known,
+        known_time: &SharedKnownTime,
     ) -> Result<(Arc<ClientConfig>, u64), KubeError> {
         let now = clock::mono();
         let mut state = self.lock();
@@ -144,7 +146,7 @@ impl Credentials {
                 }
                 let generation = generation + 1;
                 state.failed = None;
-                state.tls = Some(Tls {
+                state.tls = Some(TlsInUse {
                     config: Arc::clone(&built),
                     stamps,
                     plugin,
@@ -171,22 +173,22 @@ impl Credentials {
         let mut state = self.lock();
         state.failed = None;
         if let Some(tls) = &mut state.tls {
-            tls.checked = Mono(0);
+            tls.checked = MonoTime(0);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ApiCredentialsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl ApiCredentialsState {
     /// Returns the plugin's answer. Asks the plugin anew if the last answer has expired.
     fn plugin(
         &mut self,
         config: &Kubeconfig,
-        now: Mono,
-    ) -> Result<Option<&exec::Answer>, KubeError> {
+        now: MonoTime,
+    ) -> Result<Option<&exec::PluginCredentials>, KubeError> {
         let Some(plugin) = &config.user.exec else {
             return Ok(None);
         };
@@ -204,30 +206,30 @@ impl State {
 
 fn build(
     config: &Kubeconfig,
-    plugin: Option<&exec::Answer>,
-    known_time: &Known,
+    plugin: Option<&exec::PluginCredentials>,
+    known_time: &SharedKnownTime,
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let roots = match &config.trust {
-        Trust::System => Roots::SystemAnd(None),
-        Trust::Any => Roots::Any(Proof::Key),
-        Trust::Ca(material) => Roots::Only(pem("certificate-authority-data", material)),
+        ServerTrust::System => ServerRoots::SystemAnd(None),
+        ServerTrust::Any => ServerRoots::Any(PeerProof::Key),
+        ServerTrust::Ca(material) => ServerRoots::Only(pem("certificate-authority-data", material)),
     };
     let from_plugin = plugin.and_then(|answer| answer.pair.as_ref());
     let identity = match (&config.user.certificate, from_plugin) {
-        (Some((chain, key)), _) => Some(Identity {
+        (Some((chain, key)), _) => Some(ClientIdentity {
             chain: pem("client-certificate-data", chain),
             key: pem("client-key-data", key),
         }),
-        (None, Some((chain, key))) => Some(Identity {
-            chain: Pem::Text("the plugin's certificate", chain),
-            key: Pem::Text("the plugin's key", key),
+        (None, Some((chain, key))) => Some(ClientIdentity {
+            chain: PemSource::Text("the plugin's certificate", chain),
+            key: PemSource::Text("the plugin's key", key),
         }),
         (None, None) => None,
     };
     let built = tls::config(roots, identity)?;
     let authority = match roots {
-        Roots::Only(pem) => Some(pem),
-        Roots::SystemAnd(_) | Roots::Any(_) => None,
+        ServerRoots::Only(pem) => Some(pem),
+        ServerRoots::SystemAnd(_) | ServerRoots::Any(_) => None,
     };
     for pem in identity.map(|own| own.chain).into_iter().chain(authority) {
         let chain = x509::read_chain(&pem.read()?).unwrap_or_default();
@@ -238,18 +240,18 @@ fn build(
     Ok(built)
 }
 
-pub(crate) fn pem<'a>(name: &'static str, material: &'a Material) -> Pem<'a> {
+pub(crate) fn pem<'a>(name: &'static str, material: &'a KubeconfigMaterial) -> PemSource<'a> {
     match material {
-        Material::File(path) => Pem::File(path),
-        Material::Inline(bytes) => Pem::Text(name, bytes),
+        KubeconfigMaterial::File(path) => PemSource::File(path),
+        KubeconfigMaterial::Inline(bytes) => PemSource::Text(name, bytes),
     }
 }
 
-fn stamps(config: &Kubeconfig) -> Vec<Stamp> {
+fn stamps(config: &Kubeconfig) -> Vec<CredentialFileStamp> {
     config.tls_files().map(stamp).collect()
 }
 
-fn stamp(path: &Path) -> Stamp {
+fn stamp(path: &Path) -> CredentialFileStamp {
     let found = std::fs::metadata(path).ok()?;
     Some((
         found.dev(),

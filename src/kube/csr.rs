@@ -34,7 +34,7 @@ const PEM_LINE: usize = 64;
 
 /// Subject and names of a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Subject {
+pub struct CertificateSubject {
     /// CN
     pub common_name: String,
     /// O
@@ -57,7 +57,7 @@ pub enum KeyError {
 }
 
 /// A fresh key and the request for its certificate, both PEM.
-pub struct Request {
+pub struct NewCertificateRequest {
     /// PKCS#8. Nobody else has it.
     pub key: String,
     /// PKCS#10
@@ -65,9 +65,9 @@ pub struct Request {
 }
 
 /// Makes an ECDSA P-256 key and a request. Errors: the system gives no random numbers.
-pub fn request(subject: &Subject) -> Result<Request, KeyError> {
+pub fn request(subject: &CertificateSubject) -> Result<NewCertificateRequest, KeyError> {
     let (key, request) = signed(|key| yasna::construct_der(|w| info(w, subject, key)))?;
-    Ok(Request {
+    Ok(NewCertificateRequest {
         key: pem("PRIVATE KEY", &key),
         request: pem("CERTIFICATE REQUEST", &request),
     })
@@ -78,7 +78,7 @@ pub fn request(subject: &Subject) -> Result<Request, KeyError> {
 ///
 /// - Errors: the system gives no random numbers.
 /// - Source: RFC 5280 section 4.1; 4.1.2.5 for the end.
-pub fn self_signed(subject: &Subject) -> Result<(String, String), KeyError> {
+pub fn self_signed(subject: &CertificateSubject) -> Result<(String, String), KeyError> {
     let mut serial = [0; SERIAL_BYTES];
     let random = SystemRandom::new();
     random.fill(&mut serial).map_err(no_random)?;
@@ -116,7 +116,12 @@ fn signature_algorithm(writer: DERWriter<'_>) {
     writer.write_sequence(|writer| oid(writer.next(), ECDSA_WITH_SHA256));
 }
 
-fn certificate(writer: DERWriter<'_>, subject: &Subject, public_key: &[u8], serial: &[u8]) {
+fn certificate(
+    writer: DERWriter<'_>,
+    subject: &CertificateSubject,
+    public_key: &[u8],
+    serial: &[u8],
+) {
     writer.write_sequence(|writer| {
         writer
             .next()
@@ -161,7 +166,7 @@ fn extension(writer: DERWriter<'_>, kind: &[u64], value: &[u8]) {
     });
 }
 
-fn name(writer: DERWriter<'_>, subject: &Subject) {
+fn name(writer: DERWriter<'_>, subject: &CertificateSubject) {
     writer.write_sequence(|writer| {
         for (kind, text) in [
             (ORGANIZATION, &subject.organization),
@@ -190,7 +195,7 @@ fn key_info(writer: DERWriter<'_>, public_key: &[u8]) {
     });
 }
 
-fn info(writer: DERWriter<'_>, subject: &Subject, public_key: &[u8]) {
+fn info(writer: DERWriter<'_>, subject: &CertificateSubject, public_key: &[u8]) {
     writer.write_sequence(|writer| {
         writer.next().write_u8(0);
         name(writer.next(), subject);
@@ -207,7 +212,7 @@ fn info(writer: DERWriter<'_>, subject: &Subject, public_key: &[u8]) {
     });
 }
 
-fn extensions(writer: DERWriter<'_>, subject: &Subject) {
+fn extensions(writer: DERWriter<'_>, subject: &CertificateSubject) {
     writer.write_sequence(|writer| {
         oid(writer.next(), EXTENSION_REQUEST);
         writer.next().write_set(|writer| {
@@ -222,7 +227,7 @@ fn extensions(writer: DERWriter<'_>, subject: &Subject) {
     });
 }
 
-fn alternative_names(subject: &Subject) -> Vec<u8> {
+fn alternative_names(subject: &CertificateSubject) -> Vec<u8> {
     yasna::construct_der(|writer| {
         writer.write_sequence(|writer| {
             for name in &subject.dns_names {
@@ -275,10 +280,10 @@ mod tests {
     #[test]
     fn a_signer_understands_it() {
         // BOOT-03 BOOT-12
-        let subject = Subject {
+        let subject = CertificateSubject {
             common_name: "system:node:node-a".into(),
             organization: "system:nodes".into(),
-            ..Subject::default()
+            ..CertificateSubject::default()
         };
         let one = request(&subject).expect("request");
         assert_ne!(
@@ -303,11 +308,11 @@ mod tests {
     #[test]
     fn a_node_vouches_for_itself() {
         // BOOT-10
-        let subject = Subject {
+        let subject = CertificateSubject {
             common_name: "node-a".into(),
             dns_names: vec!["node-a".into()],
             ips: vec!["10.0.0.1".parse().expect("ip")],
-            ..Subject::default()
+            ..CertificateSubject::default()
         };
         let (certificate, key) = self_signed(&subject).expect("certificate");
         let found = &x509::read_chain(certificate.as_bytes()).expect("chain")[0];
@@ -317,7 +322,7 @@ mod tests {
             (&subject.dns_names, &subject.ips)
         );
         assert!(found.not_before.secs() < 1_000_000_000 && found.not_after.0 == i64::MAX);
-        let shown = crate::net::serving::Shown::default();
+        let shown = crate::net::serving::ServingCertificateSlot::default();
         shown
             .show(certificate.as_bytes(), key.as_bytes())
             .expect("the key is its key");
@@ -330,7 +335,7 @@ mod tests {
     #[test]
     fn a_server_has_names() {
         // BOOT-11 BOOT-12
-        let subject = Subject {
+        let subject = CertificateSubject {
             common_name: "system:node:a".into(),
             organization: "system:nodes".into(),
             dns_names: vec!["node-a".into()],

@@ -2,7 +2,7 @@
 
 use time::{Date, Month, PrimitiveDateTime, Time};
 
-use crate::api::Wall;
+use crate::api::WallTime;
 
 const MONTHS: [(&str, Month); 12] = [
     ("Jan", Month::January),
@@ -20,7 +20,7 @@ const MONTHS: [(&str, Month); 12] = [
 ];
 
 /// Reads `Sun, 06 Nov 1994 08:49:37 GMT`, the only form that servers send. Source: RFC 9110 section 5.6.7.
-pub(super) fn parse(text: &str) -> Option<Wall> {
+pub(super) fn parse(text: &str) -> Option<WallTime> {
     let (_, rest) = text.split_once(", ")?;
     let mut words = rest.split(' ');
     let day = words.next()?.parse().ok()?;
@@ -35,7 +35,7 @@ pub(super) fn parse(text: &str) -> Option<Wall> {
     }
     let date = Date::from_calendar_date(year, *month, day).ok()?;
     let at = PrimitiveDateTime::new(date, time).assume_utc();
-    Some(Wall::from_secs(at.unix_timestamp()))
+    Some(WallTime::from_secs(at.unix_timestamp()))
 }
 
 #[cfg(test)]
@@ -54,7 +54,7 @@ mod tests {
             ("Sunday, 06-Nov-94 08:49:37 GMT", None),
             ("", None),
         ] {
-            assert_eq!(parse(text), want.map(Wall::from_secs), "{text}");
+            assert_eq!(parse(text), want.map(WallTime::from_secs), "{text}");
         }
     }
 }

@@ -116,16 +116,16 @@ impl KubeError {
     }
 }
 
-/// A `Status` that is no success, or what stands for one when something else answers (a proxy, a load balancer).
+/// A `StatusDocument` that is no success, or what stands for one when something else answers (a proxy, a load balancer).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ApiError {
     /// HTTP status.
     pub status: u16,
-    /// Reason, such as `AlreadyExists`; empty if the body is no `Status`.
+    /// Reason, such as `AlreadyExists`; empty if the body is no `StatusDocument`.
     pub reason: String,
     /// Message in a single line, at most [`MAX_MESSAGE_CHARS`]; may be empty.
     pub message: String,
-    /// Time from the header, or from the `Status`; at most [`MAX_RETRY_AFTER`].
+    /// Time from the header, or from the `StatusDocument`; at most [`MAX_RETRY_AFTER`].
     pub retry_after: Option<Duration>,
     /// Reasons of its causes, such as `ResourceVersionTooLarge`; at most [`MAX_CAUSES`].
     pub causes: Vec<String>,
@@ -151,24 +151,24 @@ impl core::error::Error for ApiError {}
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Status {
+struct StatusDocument {
     kind: String,
     message: String,
     reason: String,
     code: u16,
-    details: Details,
+    details: StatusDetails,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Details {
+struct StatusDetails {
     retry_after_seconds: u64,
-    causes: Vec<Cause>,
+    causes: Vec<StatusCause>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Cause {
+struct StatusCause {
     reason: String,
 }
 
@@ -176,7 +176,7 @@ impl ApiError {
     /// Reads the body of an answer with `status`; `retry_after` is the header.
     #[must_use]
     pub fn read(status: u16, retry_after: Option<&str>, body: &[u8]) -> Self {
-        let found = strict::from_json::<Status>(body)
+        let found = strict::from_json::<StatusDocument>(body)
             .ok()
             .filter(|s| s.kind == "Status");
         let from_header = retry_after

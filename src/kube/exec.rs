@@ -12,9 +12,11 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::kubeconfig::{Exec, Kubeconfig, Material, TokenError, Trust, check_token};
+use super::kubeconfig::{
+    ExecPlugin, Kubeconfig, KubeconfigMaterial, ServerTrust, TokenError, check_token,
+};
 use crate::api::strict::from_json;
-use crate::api::{Mono, Wall};
+use crate::api::{MonoTime, WallTime};
 use crate::sys::{child, clock};
 
 /// Time limit of a plugin.
@@ -68,22 +70,25 @@ pub(super) enum ExecError {
 }
 
 /// Credentials that a plugin has given.
-pub(super) struct Answer {
+pub(super) struct PluginCredentials {
     pub(super) token: Option<String>,
     /// Certificate chain and key, PEM.
     pub(super) pair: Option<(Vec<u8>, Vec<u8>)>,
-    until: Option<Mono>,
+    until: Option<MonoTime>,
     pub(super) number: u64,
 }
 
-impl Answer {
-    pub(super) fn holds(&self, now: Mono) -> bool {
+impl PluginCredentials {
+    pub(super) fn holds(&self, now: MonoTime) -> bool {
         self.until.is_none_or(|until| now < until)
     }
 }
 
 /// Runs a plugin. Errors: it failed, or its output cannot be used.
-pub(super) fn ask(plugin: &Exec, config: &Kubeconfig) -> Result<Answer, ExecError> {
+pub(super) fn ask(
+    plugin: &ExecPlugin,
+    config: &Kubeconfig,
+) -> Result<PluginCredentials, ExecError> {
     let program = find(&plugin.command).ok_or_else(|| match plugin.install_hint.as_str() {
         "" => ExecError::Missing,
         hint => ExecError::Install(hint.into()),
@@ -120,17 +125,17 @@ fn find(command: &Path) -> Option<PathBuf> {
 }
 
 /// Makes the `KUBERNETES_EXEC_INFO` that a plugin reads.
-fn info(plugin: &Exec, config: &Kubeconfig) -> Value {
+fn info(plugin: &ExecPlugin, config: &Kubeconfig) -> Value {
     let mut spec = json!({"interactive": false});
     if plugin.cluster_info {
         let mut cluster = json!({"server": config.servers.first().map(ToString::to_string)});
         match &config.trust {
-            Trust::System => {}
-            Trust::Any => cluster["insecure-skip-tls-verify"] = true.into(),
-            Trust::Ca(Material::Inline(bytes)) => {
+            ServerTrust::System => {}
+            ServerTrust::Any => cluster["insecure-skip-tls-verify"] = true.into(),
+            ServerTrust::Ca(KubeconfigMaterial::Inline(bytes)) => {
                 cluster["certificate-authority-data"] = STANDARD.encode(bytes).into();
             }
-            Trust::Ca(Material::File(path)) => {
+            ServerTrust::Ca(KubeconfigMaterial::File(path)) => {
                 if let Ok(bytes) = std::fs::read(path) {
                     cluster["certificate-authority-data"] = STANDARD.encode(bytes).into();
                 }
@@ -152,16 +157,16 @@ fn info(plugin: &Exec, config: &Kubeconfig) -> Value {
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Credential {
+struct ExecCredential {
     api_version: String,
     kind: String,
-    status: Option<Status>,
+    status: Option<ExecCredentialStatus>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Status {
-    expiration_timestamp: Option<Wall>,
+struct ExecCredentialStatus {
+    expiration_timestamp: Option<WallTime>,
     token: String,
     client_certificate_data: String,
     client_key_data: String,
@@ -171,10 +176,10 @@ struct Status {
 pub(super) fn answer(
     bytes: &[u8],
     version: &str,
-    now: Mono,
-    wall: Wall,
-) -> Result<Answer, ExecError> {
-    let found: Credential = from_json(bytes).map_err(|_| ExecError::NoAnswer)?;
+    now: MonoTime,
+    wall: WallTime,
+) -> Result<PluginCredentials, ExecError> {
+    let found: ExecCredential = from_json(bytes).map_err(|_| ExecError::NoAnswer)?;
     if found.kind != "ExecCredential" || found.api_version != version {
         return Err(ExecError::Kind {
             kind: found.kind,
@@ -205,7 +210,7 @@ pub(super) fn answer(
         let left = u64::try_from(end.0.saturating_sub(wall.0)).unwrap_or(0);
         now + Duration::from_nanos(left).clamp(MIN_HOLD, MAX_HOLD)
     });
-    Ok(Answer {
+    Ok(PluginCredentials {
         token,
         pair,
         until,
@@ -223,16 +228,21 @@ mod tests {
 
     const V1: &str = "client.authentication.k8s.io/v1";
 
-    fn read(status: &str) -> Result<Answer, ExecError> {
+    fn read(status: &str) -> Result<PluginCredentials, ExecError> {
         let text = format!(r#"{{"apiVersion":"{V1}","kind":"ExecCredential","status":{status}}}"#);
-        answer(text.as_bytes(), V1, Mono(1000), Wall::from_secs(100))
+        answer(
+            text.as_bytes(),
+            V1,
+            MonoTime(1000),
+            WallTime::from_secs(100),
+        )
     }
 
     #[test]
     fn what_a_plugin_says() {
         let token = read(r#"{"token":"t"}"#).expect("token");
         assert_eq!(token.token.as_deref(), Some("t"));
-        assert!(token.holds(Mono(u64::MAX)), "without end");
+        assert!(token.holds(MonoTime(u64::MAX)), "without end");
         let pair = read(r#"{"clientCertificateData":"C","clientKeyData":"K"}"#);
         assert_eq!(pair.expect("pair").pair, Some((vec![b'C'], vec![b'K'])));
         // 1970-01-01T00:01:40Z is now.
@@ -245,8 +255,8 @@ mod tests {
             let Ok(found) = found else {
                 continue; // beyond what a time can be
             };
-            assert!(found.holds(Mono(1000 + holds_ms - 1)), "{end}");
-            assert!(!found.holds(Mono(1000 + holds_ms)), "{end}");
+            assert!(found.holds(MonoTime(1000 + holds_ms - 1)), "{end}");
+            assert!(!found.holds(MonoTime(1000 + holds_ms)), "{end}");
         }
         for (status, want) in [
             ("null", "no status"),
@@ -264,7 +274,7 @@ mod tests {
             r#"{"apiVersion":"v2","kind":"ExecCredential","status":{"token":"t"}}"#,
         ] {
             assert!(
-                answer(text.as_bytes(), V1, Mono(0), Wall(0)).is_err(),
+                answer(text.as_bytes(), V1, MonoTime(0), WallTime(0)).is_err(),
                 "{text}"
             );
         }
@@ -281,7 +291,7 @@ mod tests {
             &[],
         )
         .expect("kubeconfig");
-        let mut plugin = Exec {
+        let mut plugin = ExecPlugin {
             api_version: V1.into(),
             command: path.clone(),
             args: vec!["get".into()],

@@ -3,13 +3,13 @@
 use std::io::Read;
 use std::path::Path;
 
-use super::body::Body;
+use super::body::UnpackedBody;
 use super::exec;
 use super::kubeconfig::{Kubeconfig, MAX_SERVERS};
-use super::stream::{self, MAX_ITEM_BYTES, ReadError};
+use super::stream::{self, DocumentReadError, MAX_ITEM_BYTES};
 use super::watch::{self, WatchEnd};
 use super::x509;
-use crate::api::{Mono, Wall};
+use crate::api::{MonoTime, WallTime};
 
 /// Items taken from one list.
 const MOST: usize = 100;
@@ -35,9 +35,9 @@ pub(crate) fn kubeconfig(data: &[u8]) -> String {
         Err(why) => why.to_string(),
     };
     let version = "client.authentication.k8s.io/v1";
-    let answer = match exec::answer(data, version, Mono(5), Wall::from_secs(5)) {
+    let answer = match exec::answer(data, version, MonoTime(5), WallTime::from_secs(5)) {
         Ok(answer) => {
-            assert!(answer.holds(Mono(5)), "for a moment at least");
+            assert!(answer.holds(MonoTime(5)), "for a moment at least");
             assert!(answer.token.is_some() || answer.pair.is_some());
             "ok".into()
         }
@@ -88,7 +88,7 @@ pub(crate) fn pod_list(data: &[u8]) -> String {
         Err(e) => outcome(e),
     };
     let mut unpacked = Vec::new();
-    let body = Body::new(data, Some("gzip")).expect("gzip");
+    let body = UnpackedBody::new(data, Some("gzip")).expect("gzip");
     let packed = match body.take(MAX_ITEM_BYTES).read_to_end(&mut unpacked) {
         Ok(_) => read(&unpacked),
         Err(e) => e.to_string(),
@@ -123,10 +123,10 @@ pub(crate) fn watch(data: &[u8]) -> String {
     format!("{} {} {end}", rings.min(2), known.min(2))
 }
 
-fn outcome(error: ReadError) -> String {
+fn outcome(error: DocumentReadError) -> String {
     match error {
-        ReadError::Cut(why) => format!("cut {why}"),
-        ReadError::Wrong(why) => why,
+        DocumentReadError::Cut(why) => format!("cut {why}"),
+        DocumentReadError::Wrong(why) => why,
     }
 }
 
@@ -145,10 +145,10 @@ pub(crate) mod tests {
         use super::super::csr;
 
         for name in ["", "\u{0}", "\u{e9}\u{1f980}", &"x".repeat(70_000)] {
-            let subject = csr::Subject {
+            let subject = csr::CertificateSubject {
                 common_name: name.into(),
                 dns_names: vec![name.into()],
-                ..csr::Subject::default()
+                ..csr::CertificateSubject::default()
             };
             assert!(csr::request(&subject).is_ok());
         }

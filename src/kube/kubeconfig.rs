@@ -35,12 +35,12 @@ pub struct KubeconfigError {
     /// The file.
     pub path: PathBuf,
     /// Fault of the file.
-    pub why: Fault,
+    pub why: KubeconfigFault,
 }
 
 /// Fault of a kubeconfig. The writer of the file can mend all but the first; those about a field name it.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum KubeconfigFault {
     /// The file is not there (BOOT-01), or cannot be read.
     #[error("cannot read: {0}")]
     Read(io::Error),
@@ -97,13 +97,13 @@ impl KubeconfigError {
     /// Returns true if the file does not exist (BOOT-01).
     #[must_use]
     pub fn is_missing(&self) -> bool {
-        matches!(&self.why, Fault::Read(e) if e.kind() == io::ErrorKind::NotFound)
+        matches!(&self.why, KubeconfigFault::Read(e) if e.kind() == io::ErrorKind::NotFound)
     }
 }
 
 /// Reason why a kubeconfig cannot be written as text.
 #[derive(Debug, thiserror::Error)]
-pub enum TextError {
+pub enum KubeconfigTextError {
     /// A path that is not UTF-8.
     #[error("the path {} is no text", .0.display())]
     Path(PathBuf),
@@ -120,38 +120,38 @@ pub struct Kubeconfig {
     /// URLs of the apiserver, at least one; the first is that of the file.
     pub servers: Vec<Url>,
     /// Certificates that a server may show.
-    pub trust: Trust,
+    pub trust: ServerTrust,
     /// Name that the server's certificate must have, if it is not that of its URL.
     pub tls_server_name: Option<String>,
     /// URL of a proxy. Goes before the environment's.
     pub proxy_url: Option<String>,
     /// Identity of this node: certificate, token or plugin.
-    pub user: User,
+    pub user: KubeconfigUser,
     /// `extensions` of the cluster, for exec plugins.
     pub(super) exec_config: Option<Value>,
 }
 
 /// Certificates that are accepted from a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trust {
+pub enum ServerTrust {
     /// Certificates signed by a CA of this machine.
     System,
     /// Certificates signed by these CAs.
-    Ca(Material),
+    Ca(KubeconfigMaterial),
     /// Any certificate.
     Any,
 }
 
 /// Bytes that are in the kubeconfig, or in a file of their own.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Material {
+pub enum KubeconfigMaterial {
     /// Path of a file, which is read when needed.
     File(PathBuf),
     /// Bytes of the kubeconfig, decoded.
     Inline(Vec<u8>),
 }
 
-impl fmt::Debug for Material {
+impl fmt::Debug for KubeconfigMaterial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
@@ -162,18 +162,18 @@ impl fmt::Debug for Material {
 
 /// Credentials.
 #[derive(Clone, Default)]
-pub struct User {
+pub struct KubeconfigUser {
     /// Client certificate and key.
-    pub certificate: Option<(Material, Material)>,
+    pub certificate: Option<(KubeconfigMaterial, KubeconfigMaterial)>,
     /// A bearer token.
     pub token: Option<String>,
-    /// A file that holds a token; goes before [`User::token`].
+    /// A file that holds a token; goes before [`KubeconfigUser::token`].
     pub token_file: Option<PathBuf>,
     /// A program that gives a token or a certificate.
-    pub exec: Option<Exec>,
+    pub exec: Option<ExecPlugin>,
 }
 
-impl fmt::Debug for User {
+impl fmt::Debug for KubeconfigUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("User")
             .field("certificate", &self.certificate)
@@ -186,7 +186,7 @@ impl fmt::Debug for User {
 
 /// An exec plugin.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Exec {
+pub struct ExecPlugin {
     /// Version of the protocol: `v1` or `v1beta1` of `client.authentication.k8s.io`.
     pub api_version: String,
     /// Program: an absolute path, or a name that is searched for.
@@ -209,17 +209,17 @@ impl Kubeconfig {
             why,
         };
         let bytes = file::read_start(path, MAX_KUBECONFIG_BYTES + 1);
-        let bytes = bytes.map_err(|e| error(Fault::Read(e)))?;
+        let bytes = bytes.map_err(|e| error(KubeconfigFault::Read(e)))?;
         if bytes.len() as u64 > MAX_KUBECONFIG_BYTES {
-            return Err(error(Fault::TooLong));
+            return Err(error(KubeconfigFault::TooLong));
         }
         Self::parse(path, &bytes, more).map_err(error)
     }
 
     /// Resolves the current context of the text `bytes` of the file at `path`. Errors: the field and what is wrong.
-    pub fn parse(path: &Path, bytes: &[u8], more: &[String]) -> Result<Self, Fault> {
+    pub fn parse(path: &Path, bytes: &[u8], more: &[String]) -> Result<Self, KubeconfigFault> {
         let document = decode::parse(bytes)?;
-        let config: Document = decode::typed(&document.value)?;
+        let config: KubeconfigDocument = decode::typed(&document.value)?;
         if !matches!(config.kind.as_str(), "" | "Config") {
             let found = config.kind;
             return Err(wrong("kind", format!("is {found:?}, must be \"Config\"")));
@@ -234,18 +234,20 @@ impl Kubeconfig {
             ("users", config.users.len()),
         ] {
             if count > MAX_ENTRIES {
-                return Err(Fault::TooMany(field, MAX_ENTRIES));
+                return Err(KubeconfigFault::TooMany(field, MAX_ENTRIES));
             }
         }
         let current = &config.current_context;
         if current.is_empty() {
-            return Err(Fault::Required("current-context".into()));
+            return Err(KubeconfigFault::Required("current-context".into()));
         }
         let context = config
             .contexts
             .into_iter()
             .find(|c| c.name == *current)
-            .ok_or_else(|| Fault::Unknown("current-context".into(), "context", current.clone()))?
+            .ok_or_else(|| {
+                KubeconfigFault::Unknown("current-context".into(), "context", current.clone())
+            })?
             .context;
         let at = format!("contexts[{current:?}].context");
         let wanted = &context.cluster;
@@ -253,7 +255,9 @@ impl Kubeconfig {
             .clusters
             .into_iter()
             .find(|c| c.name == *wanted)
-            .ok_or_else(|| Fault::Unknown(format!("{at}.cluster"), "cluster", wanted.clone()))?
+            .ok_or_else(|| {
+                KubeconfigFault::Unknown(format!("{at}.cluster"), "cluster", wanted.clone())
+            })?
             .cluster;
         let user = if context.user.is_empty() {
             UserDocument::default()
@@ -263,7 +267,9 @@ impl Kubeconfig {
                 .users
                 .into_iter()
                 .find(|u| u.name == *wanted)
-                .ok_or_else(|| Fault::Unknown(format!("{at}.user"), "user", wanted.clone()))?
+                .ok_or_else(|| {
+                    KubeconfigFault::Unknown(format!("{at}.user"), "user", wanted.clone())
+                })?
                 .user
         };
         let dir = path.parent().unwrap_or_else(|| Path::new("/"));
@@ -276,33 +282,33 @@ impl Kubeconfig {
 
     /// Takes certificate and key from `pem`, whatever the file names.
     pub fn show(&mut self, pem: &Path) {
-        let file = || Material::File(pem.to_path_buf());
+        let file = || KubeconfigMaterial::File(pem.to_path_buf());
         self.user.certificate = Some((file(), file()));
     }
 
     /// Files of the CA, the certificate and the key: they may be replaced while the agent runs.
     pub(super) fn tls_files(&self) -> impl Iterator<Item = &Path> {
         let ca = match &self.trust {
-            Trust::Ca(material) => Some(material),
-            Trust::System | Trust::Any => None,
+            ServerTrust::Ca(material) => Some(material),
+            ServerTrust::System | ServerTrust::Any => None,
         };
         let pair = self.user.certificate.iter().flat_map(|(c, k)| [c, k]);
         ca.into_iter().chain(pair).filter_map(|m| match m {
-            Material::File(path) => Some(path.as_path()),
-            Material::Inline(_) => None,
+            KubeconfigMaterial::File(path) => Some(path.as_path()),
+            KubeconfigMaterial::Inline(_) => None,
         })
     }
 
     /// Makes the text of a kubeconfig for the same cluster, with the certificate and key in `pem` (BOOT-02).
-    pub fn with_certificate(&self, pem: &Path) -> Result<String, TextError> {
+    pub fn with_certificate(&self, pem: &Path) -> Result<String, KubeconfigTextError> {
         let mut cluster = json!({"server": self.servers.first().map(server_text)});
         match &self.trust {
-            Trust::System => {}
-            Trust::Any => cluster["insecure-skip-tls-verify"] = true.into(),
-            Trust::Ca(Material::File(path)) => {
+            ServerTrust::System => {}
+            ServerTrust::Any => cluster["insecure-skip-tls-verify"] = true.into(),
+            ServerTrust::Ca(KubeconfigMaterial::File(path)) => {
                 cluster["certificate-authority"] = text(path)?.into();
             }
-            Trust::Ca(Material::Inline(bytes)) => {
+            ServerTrust::Ca(KubeconfigMaterial::Inline(bytes)) => {
                 cluster["certificate-authority-data"] = STANDARD.encode(bytes).into();
             }
         }
@@ -334,13 +340,14 @@ fn server_text(url: &Url) -> String {
     url.to_string().trim_end_matches('/').to_owned()
 }
 
-fn text(path: &Path) -> Result<&str, TextError> {
-    path.to_str().ok_or_else(|| TextError::Path(path.into()))
+fn text(path: &Path) -> Result<&str, KubeconfigTextError> {
+    path.to_str()
+        .ok_or_else(|| KubeconfigTextError::Path(path.into()))
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
-struct Document {
+struct KubeconfigDocument {
     #[serde(rename = "apiVersion")]
     api_version: String,
     kind: String,
@@ -361,7 +368,7 @@ struct NamedCluster {
 #[serde(default)]
 struct NamedContext {
     name: String,
-    context: Context,
+    context: ContextDocument,
 }
 
 #[derive(Default, Deserialize)]
@@ -373,7 +380,7 @@ struct NamedUser {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Context {
+struct ContextDocument {
     cluster: String,
     user: String,
 }
@@ -387,12 +394,12 @@ struct ClusterDocument {
     insecure_skip_tls_verify: bool,
     tls_server_name: String,
     proxy_url: String,
-    extensions: Vec<Extension>,
+    extensions: Vec<ExtensionDocument>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Extension {
+struct ExtensionDocument {
     name: String,
     extension: Value,
 }
@@ -420,7 +427,7 @@ struct ExecDocument {
     api_version: String,
     command: String,
     args: Vec<String>,
-    env: Vec<Variable>,
+    env: Vec<ExecVariable>,
     install_hint: String,
     provide_cluster_info: bool,
     interactive_mode: String,
@@ -428,7 +435,7 @@ struct ExecDocument {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Variable {
+struct ExecVariable {
     name: String,
     value: String,
 }
@@ -440,7 +447,7 @@ impl ClusterDocument {
         dir: &Path,
         more: &[String],
         at: &str,
-    ) -> Result<Kubeconfig, Fault> {
+    ) -> Result<Kubeconfig, KubeconfigFault> {
         if self.server.is_empty() {
             return Err(required(at, "server"));
         }
@@ -456,7 +463,10 @@ impl ClusterDocument {
             }
         }
         if servers.len() > MAX_SERVERS {
-            return Err(Fault::TooMany("the list of apiservers", MAX_SERVERS));
+            return Err(KubeconfigFault::TooMany(
+                "the list of apiservers",
+                MAX_SERVERS,
+            ));
         }
         let ca = material(
             dir,
@@ -469,9 +479,9 @@ impl ClusterDocument {
                 let why = "cannot be combined with a certificate-authority";
                 return Err(wrong(format!("{at}.insecure-skip-tls-verify"), why));
             }
-            (Some(ca), false) => Trust::Ca(ca),
-            (None, true) => Trust::Any,
-            (None, false) => Trust::System,
+            (Some(ca), false) => ServerTrust::Ca(ca),
+            (None, true) => ServerTrust::Any,
+            (None, false) => ServerTrust::System,
         };
         if !self.proxy_url.is_empty() {
             let scheme = self.proxy_url.split("://").next().unwrap_or("");
@@ -490,36 +500,36 @@ impl ClusterDocument {
             trust,
             tls_server_name: some(self.tls_server_name),
             proxy_url: some(self.proxy_url),
-            user: User::default(),
+            user: KubeconfigUser::default(),
             exec_config: extension.map(|e| e.extension),
         })
     }
 }
 
 /// Reads the URL of an apiserver; without a scheme it is `https`. It may have a path, as gateways do.
-fn server(at: &str, text: &str) -> Result<Url, Fault> {
+fn server(at: &str, text: &str) -> Result<Url, KubeconfigFault> {
     let url = if text.contains("://") {
         Url::parse(text)
     } else {
         Url::parse(&format!("https://{text}"))
     };
-    let url = url.map_err(|why| Fault::Url(at.into(), text.into(), why))?;
+    let url = url.map_err(|why| KubeconfigFault::Url(at.into(), text.into(), why))?;
     if url.path.contains('?') {
-        return Err(Fault::Query(at.into(), text.into()));
+        return Err(KubeconfigFault::Query(at.into(), text.into()));
     }
     let base = url.path.trim_end_matches('/').to_owned();
     Ok(url.with_path(base))
 }
 
 impl UserDocument {
-    fn resolve(self, dir: &Path, at: &str) -> Result<User, Fault> {
+    fn resolve(self, dir: &Path, at: &str) -> Result<KubeconfigUser, KubeconfigFault> {
         for (field, is_set) in [
             ("username", !self.username.is_empty()),
             ("auth-provider", self.auth_provider.is_some()),
             ("as", !self.impersonated.is_empty()),
         ] {
             if is_set {
-                return Err(Fault::Unsupported(format!("{at}.{field}")));
+                return Err(KubeconfigFault::Unsupported(format!("{at}.{field}")));
             }
         }
         let certificate = material(
@@ -542,13 +552,13 @@ impl UserDocument {
         };
         if !self.token.is_empty() {
             let at = || format!("{at}.token");
-            check_token(&self.token).map_err(|why| Fault::Token(at(), why))?;
+            check_token(&self.token).map_err(|why| KubeconfigFault::Token(at(), why))?;
         }
         let exec = self
             .exec
             .map(|exec| exec.resolve(dir, &format!("{at}.exec")))
             .transpose()?;
-        Ok(User {
+        Ok(KubeconfigUser {
             certificate,
             token: some(self.token),
             token_file: some(self.token_file).map(|file| dir.join(file)),
@@ -558,7 +568,7 @@ impl UserDocument {
 }
 
 impl ExecDocument {
-    fn resolve(self, dir: &Path, at: &str) -> Result<Exec, Fault> {
+    fn resolve(self, dir: &Path, at: &str) -> Result<ExecPlugin, KubeconfigFault> {
         let wrong = |field: &str, why: String| Err(wrong(format!("{at}.{field}"), why));
         let version = self
             .api_version
@@ -591,7 +601,7 @@ impl ExecDocument {
         } else {
             self.command.into()
         };
-        Ok(Exec {
+        Ok(ExecPlugin {
             api_version: self.api_version,
             command,
             args: self.args,
@@ -617,23 +627,28 @@ pub(super) fn check_token(token: &str) -> Result<(), TokenError> {
 }
 
 /// Inline data goes before a file.
-fn material(dir: &Path, file: String, data: &str, at: &str) -> Result<Option<Material>, Fault> {
+fn material(
+    dir: &Path,
+    file: String,
+    data: &str,
+    at: &str,
+) -> Result<Option<KubeconfigMaterial>, KubeconfigFault> {
     if !data.is_empty() {
         let compact: String = data.split_whitespace().collect();
         return match STANDARD.decode(compact) {
-            Ok(bytes) => Ok(Some(Material::Inline(bytes))),
-            Err(e) => Err(Fault::Base64(format!("{at}-data"), e)),
+            Ok(bytes) => Ok(Some(KubeconfigMaterial::Inline(bytes))),
+            Err(e) => Err(KubeconfigFault::Base64(format!("{at}-data"), e)),
         };
     }
-    Ok(some(file).map(|file| Material::File(dir.join(file))))
+    Ok(some(file).map(|file| KubeconfigMaterial::File(dir.join(file))))
 }
 
-fn required(at: &str, field: &str) -> Fault {
-    Fault::Required(format!("{at}.{field}"))
+fn required(at: &str, field: &str) -> KubeconfigFault {
+    KubeconfigFault::Required(format!("{at}.{field}"))
 }
 
-fn wrong(at: impl Into<String>, why: impl Into<String>) -> Fault {
-    Fault::Value(at.into(), why.into())
+fn wrong(at: impl Into<String>, why: impl Into<String>) -> KubeconfigFault {
+    KubeconfigFault::Value(at.into(), why.into())
 }
 
 fn some(text: String) -> Option<String> {
@@ -678,7 +693,7 @@ users:
       provideClusterInfo: true
 "#;
 
-    fn parse(text: &str) -> Result<Kubeconfig, Fault> {
+    fn parse(text: &str) -> Result<Kubeconfig, KubeconfigFault> {
         Kubeconfig::parse(
             Path::new("/etc/kubernetes/kubelet.conf"),
             text.as_bytes(),
@@ -694,10 +709,13 @@ users:
     #[test]
     fn every_form() {
         // CONF-20
-        let inline = |text: &str| Material::Inline(text.into());
-        let file = |text: &str| Material::File(text.into());
+        let inline = |text: &str| KubeconfigMaterial::Inline(text.into());
+        let file = |text: &str| KubeconfigMaterial::File(text.into());
         let found = with_context("a");
-        assert_eq!(found.trust, Trust::Ca(file("/etc/kubernetes/pki/ca.crt")));
+        assert_eq!(
+            found.trust,
+            ServerTrust::Ca(file("/etc/kubernetes/pki/ca.crt"))
+        );
         assert_eq!(
             found.user.certificate,
             Some((file("/abs/cert.pem"), file("/etc/kubernetes/key.pem")))
@@ -719,7 +737,7 @@ users:
 
         let found = with_context("b");
         assert_eq!(found.servers[0].to_string(), "https://api.example/base");
-        assert_eq!(found.trust, Trust::Ca(inline("CA")));
+        assert_eq!(found.trust, ServerTrust::Ca(inline("CA")));
         assert_eq!(found.tls_server_name.as_deref(), Some("kubernetes"));
         assert_eq!(found.proxy_url.as_deref(), Some("http://proxy:3128"));
         assert_eq!(found.user.certificate, Some((inline("C"), inline("K"))));
@@ -877,7 +895,7 @@ users:
             assert_eq!(again.trust, first.trust);
             assert_eq!(again.tls_server_name, first.tls_server_name);
             assert_eq!(again.proxy_url, first.proxy_url);
-            let file = Material::File(pem.into());
+            let file = KubeconfigMaterial::File(pem.into());
             assert_eq!(again.user.certificate, Some((file.clone(), file)));
             assert!(again.user.token.is_none());
         }

@@ -17,10 +17,10 @@ use std::thread;
 
 use smol::channel::{Receiver, Sender, TrySendError, bounded};
 
-use super::api::Api;
-use super::cancel::Cancel;
+use super::api::KubeApi;
+use super::cancel::WatchCancel;
 use super::error::KubeError;
-use super::watch::{Ring, WatchEnd, WatchOptions};
+use super::watch::{WatchEnd, WatchEvent, WatchOptions};
 use crate::sys::lane::Lane;
 
 /// Requests under way at a time, heartbeat and doorbell apart.
@@ -34,35 +34,35 @@ pub const RING_QUEUE: usize = 64;
 /// An apiserver, and threads to ask it on. Cheap to clone.
 #[derive(Clone)]
 pub struct KubeLanes {
-    api: Arc<dyn Api>,
+    api: Arc<dyn KubeApi>,
     heartbeat: Lane,
     work: Lane,
-    way: Rc<dyn Way>,
+    way: Rc<dyn KubeTransport>,
 }
 
 /// Path between callers and the apiserver's client.
-pub trait Way {
+pub trait KubeTransport {
     /// Time that a request or an answer takes on its way.
-    fn travel(&self) -> Travel;
+    fn travel(&self) -> TravelDelay;
     /// Runs watches of `api`, which ring the bell at the other end of `rope`.
     ///
     /// # Errors
     /// The system refuses a thread.
-    fn doorbell(&self, api: &Arc<dyn Api>, rope: Rope) -> io::Result<()>;
+    fn doorbell(&self, api: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()>;
 }
 
-/// See [`Way::travel`].
-pub type Travel = Pin<Box<dyn Future<Output = ()>>>;
+/// See [`KubeTransport::travel`].
+pub type TravelDelay = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Threads of this process: requests and answers take no time on their way.
-pub(crate) struct Threads;
+pub(crate) struct ThreadTransport;
 
-impl Way for Threads {
-    fn travel(&self) -> Travel {
+impl KubeTransport for ThreadTransport {
+    fn travel(&self) -> TravelDelay {
         Box::pin(ready(()))
     }
 
-    fn doorbell(&self, api: &Arc<dyn Api>, rope: Rope) -> io::Result<()> {
+    fn doorbell(&self, api: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()> {
         let api = Arc::clone(api);
         let thread = thread::Builder::new()
             .name("kube-doorbell".into())
@@ -73,14 +73,14 @@ impl Way for Threads {
 
 impl KubeLanes {
     /// Starts the threads. Fails only if the system refuses one.
-    pub fn start(api: Arc<dyn Api>) -> io::Result<Self> {
+    pub fn start(api: Arc<dyn KubeApi>) -> io::Result<Self> {
         let heartbeat = Lane::start_threads("kube-heartbeat", 1, STACK_BYTES)?;
         let work = Lane::start_threads("kube", WORK_THREADS, STACK_BYTES)?;
-        Ok(Self::by(api, [heartbeat, work], Rc::new(Threads)))
+        Ok(Self::by(api, [heartbeat, work], Rc::new(ThreadTransport)))
     }
 
     /// Makes an apiserver that is asked on these lanes: one for the heartbeat, one for all other requests.
-    pub(crate) fn by(api: Arc<dyn Api>, lanes: [Lane; 2], way: Rc<dyn Way>) -> Self {
+    pub(crate) fn by(api: Arc<dyn KubeApi>, lanes: [Lane; 2], way: Rc<dyn KubeTransport>) -> Self {
         let [heartbeat, work] = lanes;
         Self {
             api,
@@ -93,7 +93,7 @@ impl KubeLanes {
     /// Runs a job of the heartbeat: lease or node status. Dropping the future does not stop it.
     pub async fn heartbeat<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&dyn Api) -> T + Send + 'static,
+        job: impl FnOnce(&dyn KubeApi) -> T + Send + 'static,
     ) -> T {
         self.run(&self.heartbeat, job).await
     }
@@ -101,7 +101,7 @@ impl KubeLanes {
     /// Runs any other job. Dropping the future does not stop it.
     pub async fn work<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&dyn Api) -> T + Send + 'static,
+        job: impl FnOnce(&dyn KubeApi) -> T + Send + 'static,
     ) -> T {
         self.run(&self.work, job).await
     }
@@ -109,7 +109,7 @@ impl KubeLanes {
     async fn run<T: Send + 'static>(
         &self,
         lane: &Lane,
-        job: impl FnOnce(&dyn Api) -> T + Send + 'static,
+        job: impl FnOnce(&dyn KubeApi) -> T + Send + 'static,
     ) -> T {
         let api = Arc::clone(&self.api);
         self.way.travel().await;
@@ -118,12 +118,12 @@ impl KubeLanes {
         done
     }
 
-    /// Hangs a doorbell; nothing is watched before [`Doorbell::watch`].
+    /// Hangs a doorbell; nothing is watched before [`WatchDoorbell::watch`].
     ///
     /// # Errors
     /// The system refuses its thread.
-    pub fn doorbell(&self) -> io::Result<Doorbell> {
-        let (bell, rope) = Doorbell::new();
+    pub fn doorbell(&self) -> io::Result<WatchDoorbell> {
+        let (bell, rope) = WatchDoorbell::new();
         self.way.doorbell(&self.api, rope)?;
         Ok(bell)
     }
@@ -131,9 +131,9 @@ impl KubeLanes {
 
 /// News from the doorbell.
 #[derive(Debug)]
-pub enum Rung {
+pub enum DoorbellNews {
     /// An event.
-    Ring(Ring),
+    Ring(WatchEvent),
     /// Events were lost, for more came than were taken. A list is due.
     Overrun,
     /// The watch is over. Any error is a break: a list is due.
@@ -142,36 +142,38 @@ pub enum Rung {
 
 /// Receiver of the events of watches. When the value is dropped, open watches are cut.
 #[derive(Debug)]
-pub struct Doorbell {
+pub struct WatchDoorbell {
     watches: Sender<WatchOptions>,
-    rungs: Receiver<Rung>,
+    rungs: Receiver<DoorbellNews>,
     overrun: Arc<AtomicBool>,
-    cancel: Arc<Cancel>,
+    cancel: Arc<WatchCancel>,
 }
 
-/// The other end of a [`Doorbell`], on the thread that watches.
-pub struct Rope {
+/// The other end of a [`WatchDoorbell`], on the thread that watches.
+pub struct WatchThread {
     /// Watches to make, in this order.
     pub(crate) watches: Receiver<WatchOptions>,
     /// News for the doorbell; one place is kept for the end of a watch.
-    pub(crate) rungs: Sender<Rung>,
+    pub(crate) rungs: Sender<DoorbellNews>,
     /// Set if there was no place for an event.
     pub(crate) overrun: Arc<AtomicBool>,
-    cancel: Arc<Cancel>,
+    cancel: Arc<WatchCancel>,
 }
 
-impl Rope {
+impl WatchThread {
     /// Runs the watches that are asked for, until the bell is gone. Blocks.
-    fn pull(&self, api: &dyn Api) {
+    fn pull(&self, api: &dyn KubeApi) {
         while let Ok(options) = self.watches.recv_blocking() {
             let end = api.watch_pods(&options, &self.cancel, &mut |ring| {
                 if self.rungs.len() >= RING_QUEUE {
                     self.overrun.store(true, Ordering::SeqCst);
-                } else if let Err(TrySendError::Full(_)) = self.rungs.try_send(Rung::Ring(ring)) {
+                } else if let Err(TrySendError::Full(_)) =
+                    self.rungs.try_send(DoorbellNews::Ring(ring))
+                {
                     self.overrun.store(true, Ordering::SeqCst);
                 }
             });
-            let is_told = self.rungs.send_blocking(Rung::Ended(end)).is_ok();
+            let is_told = self.rungs.send_blocking(DoorbellNews::Ended(end)).is_ok();
             if !is_told || self.cancel.is_cancelled() {
                 return;
             }
@@ -179,13 +181,13 @@ impl Rope {
     }
 }
 
-impl Doorbell {
-    fn new() -> (Self, Rope) {
+impl WatchDoorbell {
+    fn new() -> (Self, WatchThread) {
         let (watches, wanted) = bounded(1);
         // One place more than rings may take, so that the end is always told.
         let (told, rungs) = bounded(RING_QUEUE + 1);
-        let (overrun, cancel): (Arc<AtomicBool>, Arc<Cancel>) = Default::default();
-        let rope = Rope {
+        let (overrun, cancel): (Arc<AtomicBool>, Arc<WatchCancel>) = Default::default();
+        let rope = WatchThread {
             watches: wanted,
             rungs: told,
             overrun: Arc::clone(&overrun),
@@ -207,18 +209,18 @@ impl Doorbell {
     }
 
     /// Waits for the doorbell's next news. Dropping the future loses nothing.
-    pub async fn next(&self) -> Rung {
+    pub async fn next(&self) -> DoorbellNews {
         if self.overrun.swap(false, Ordering::SeqCst) {
-            return Rung::Overrun;
+            return DoorbellNews::Overrun;
         }
         match self.rungs.recv().await {
             Ok(rung) => rung,
-            Err(_) => Rung::Ended(Err(KubeError::Cancelled)),
+            Err(_) => DoorbellNews::Ended(Err(KubeError::Cancelled)),
         }
     }
 }
 
-impl Drop for Doorbell {
+impl Drop for WatchDoorbell {
     fn drop(&mut self) {
         self.rungs.close();
         self.cancel.cancel();
@@ -231,7 +233,9 @@ mod tests {
     use std::sync::mpsc;
 
     use super::super::testing::{Authority, NOW, Say, Server, Then, chunks, ok, say};
-    use super::super::{Cluster, HttpApi, Kubeconfig, Rates, RingKind, Timeouts};
+    use super::super::{
+        ClientTimeouts, HttpApi, Kubeconfig, RequestRates, SharedApiserver, WatchEventKind,
+    };
     use super::*;
     use crate::image::testing::{Scratch, gzip};
     use crate::net::ProxyVariables;
@@ -243,17 +247,21 @@ mod tests {
         )
     }
 
-    fn api(url: &str, user: &str) -> Arc<dyn Api> {
+    fn api(url: &str, user: &str) -> Arc<dyn KubeApi> {
         let text = format!(
             "{{current-context: a, clusters: [{{name: c, cluster: {{server: '{url}', insecure-skip-tls-verify: true}}}}], \
              users: [{{name: u, user: {{{user}}}}}], contexts: [{{name: a, context: {{cluster: c, user: u}}}}]}}"
         );
         let config = Kubeconfig::parse("/k".as_ref(), text.as_bytes(), &[]).expect("kubeconfig");
-        let cluster = Arc::new(Cluster::new(config, ProxyVariables::default(), None));
+        let cluster = Arc::new(SharedApiserver::new(
+            config,
+            ProxyVariables::default(),
+            None,
+        ));
         Arc::new(HttpApi::new(
             &cluster,
-            Timeouts::default(),
-            Rates::default(),
+            ClientTimeouts::default(),
+            RequestRates::default(),
             None,
         ))
     }
@@ -287,13 +295,13 @@ mod tests {
             for n in 1..=2 {
                 let rung = bell.next().await;
                 assert!(
-                    matches!(&rung, Rung::Ring(r) if r.uid == format!("u{n}")),
+                    matches!(&rung, DoorbellNews::Ring(r) if r.uid == format!("u{n}")),
                     "{rung:?}"
                 );
             }
             assert!(matches!(
                 bell.next().await,
-                Rung::Ended(Ok(WatchEnd::Clean))
+                DoorbellNews::Ended(Ok(WatchEnd::Clean))
             ));
             // More rings than fit while nobody takes them: the overrun is told, and the end.
             bell.watch(options()).await;
@@ -303,9 +311,9 @@ mod tests {
             }
             loop {
                 match bell.next().await {
-                    Rung::Ring(_) => rings += 1,
-                    Rung::Overrun => overrun = true,
-                    Rung::Ended(end) => {
+                    DoorbellNews::Ring(_) => rings += 1,
+                    DoorbellNews::Overrun => overrun = true,
+                    DoorbellNews::Ended(end) => {
                         assert!(matches!(end, Ok(WatchEnd::Clean)), "{end:?}");
                         break;
                     }
@@ -313,12 +321,14 @@ mod tests {
             }
             assert_eq!((rings, overrun), (RING_QUEUE, true));
             bell.watch(options()).await;
-            assert!(matches!(bell.next().await, Rung::Ring(r) if r.kind == RingKind::Modified));
+            assert!(
+                matches!(bell.next().await, DoorbellNews::Ring(r) if r.kind == WatchEventKind::Modified)
+            );
             bell.cancel.interrupt();
-            assert!(matches!(bell.next().await, Rung::Ended(Err(_))));
+            assert!(matches!(bell.next().await, DoorbellNews::Ended(Err(_))));
             // Dropped while it watches.
             bell.watch(options()).await;
-            assert!(matches!(bell.next().await, Rung::Ring(_)));
+            assert!(matches!(bell.next().await, DoorbellNews::Ring(_)));
         });
         drop(bell);
     }
@@ -405,7 +415,8 @@ mod tests {
                 let listed = api.list_pods("n", &mut |_| {}).expect("list");
                 assert_eq!(listed.items, 500);
                 api.config_map("a", "b").expect("pod");
-                let end = api.watch_pods(&options(), &Arc::new(Cancel::default()), &mut |_| {});
+                let end =
+                    api.watch_pods(&options(), &Arc::new(WatchCancel::default()), &mut |_| {});
                 assert_eq!(end.expect("end"), WatchEnd::Clean);
                 api.create_csr(b"{}").expect("request");
                 touched_stack_bytes(STACK_BYTES)

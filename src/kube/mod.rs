@@ -3,7 +3,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`api`] | the seam: trait [`Api`], which the simulation implements too |
+//! | [`api`] | the seam: trait [`KubeApi`], which the simulation implements too |
 //! | [`requests`] | [`HttpApi`]: the seam over HTTP, by three clients |
 //! | [`client`], [`connect`] | one exchange: connections, servers in turn, time limits, errors |
 //! | [`kubeconfig`], [`credentials`], [`exec`] | address of the apiserver, and our credentials |
@@ -48,13 +48,13 @@ mod tests;
 pub mod watch;
 pub mod x509;
 
-pub use api::{Api, Listed, Patch};
-pub use cancel::Cancel;
-pub use client::{Client, Cluster, Timeouts};
+pub use api::{CompleteList, KubeApi, PatchFormat};
+pub use cancel::WatchCancel;
+pub use client::{ClientTimeouts, KubeClient, SharedApiserver};
 pub use error::{ApiError, KubeError};
 pub use kubeconfig::{Kubeconfig, KubeconfigError};
 #[cfg(test)]
-pub(crate) use lanes::Threads;
-pub use lanes::{Doorbell, KubeLanes, Rope, Rung, Travel, Way};
-pub use requests::{HttpApi, Rates};
-pub use watch::{Ring, RingKind, WatchEnd, WatchOptions};
+pub(crate) use lanes::ThreadTransport;
+pub use lanes::{DoorbellNews, KubeLanes, KubeTransport, TravelDelay, WatchDoorbell, WatchThread};
+pub use requests::{HttpApi, RequestRates};
+pub use watch::{WatchEnd, WatchEvent, WatchEventKind, WatchOptions};

@@ -5,8 +5,8 @@
 use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
 
-use crate::api::Mono;
-use crate::net::pace::Stop;
+use crate::api::MonoTime;
+use crate::net::pace::StopFlag;
 use crate::sys::clock;
 
 /// Longest wait of a request for its turn. A longer queue means that a caller sends without end: this is reported.
@@ -15,7 +15,7 @@ pub const MAX_TURN_TIME: Duration = Duration::from_secs(60);
 /// Token bucket: tokens come at a rate and are kept up to a number. A request that finds none waits; turns are given in
 /// order.
 #[derive(Debug)]
-pub struct Rate {
+pub struct RequestRate {
     /// Milliseconds times [`SCALE`] that one request costs; 0: no limit.
     cost: u64,
     burst: u64,
@@ -26,7 +26,7 @@ pub struct Rate {
 /// Factor of costs, so that a request still costs more than zero at rates above 1000 a second.
 const SCALE: u64 = 1000;
 
-impl Rate {
+impl RequestRate {
     /// Makes a limit with a full burst. `per_second` 0: no limit.
     #[must_use]
     pub fn new(per_second: u32, burst: u32) -> Self {
@@ -39,7 +39,7 @@ impl Rate {
 
     /// Takes a turn and returns the time until then. `None`: it is longer than [`MAX_TURN_TIME`], and no turn was
     /// taken.
-    fn take(&self, now: Mono) -> Option<Duration> {
+    fn take(&self, now: MonoTime) -> Option<Duration> {
         let now = now.0.saturating_mul(SCALE);
         let mut paid = self.paid.lock().unwrap_or_else(PoisonError::into_inner);
         let free = now.saturating_sub((self.burst - 1) * self.cost);
@@ -58,7 +58,7 @@ impl Rate {
             None => false,
             Some(time) => {
                 if !time.is_zero() {
-                    let _ = Stop::default().wait(time);
+                    let _ = StopFlag::default().wait(time);
                 }
                 true
             }
@@ -73,19 +73,19 @@ mod tests {
     #[test]
     fn a_burst_and_then_the_rate() {
         // CONF-07
-        let rate = Rate::new(50, 100);
-        let at = |ms: u64| rate.take(Mono(1_000_000 + ms)).map(|d| d.as_millis());
+        let rate = RequestRate::new(50, 100);
+        let at = |ms: u64| rate.take(MonoTime(1_000_000 + ms)).map(|d| d.as_millis());
         for _ in 0..100 {
             assert_eq!(at(0), Some(0));
         }
         assert_eq!((at(0), at(0), at(0)), (Some(20), Some(40), Some(60)));
         assert_eq!(at(1000), Some(0), "they come back");
-        let off = Rate::new(0, 0);
+        let off = RequestRate::new(0, 0);
         for _ in 0..10_000 {
-            assert_eq!(off.take(Mono(5)), Some(Duration::ZERO));
+            assert_eq!(off.take(MonoTime(5)), Some(Duration::ZERO));
         }
-        let slow = Rate::new(1, 1);
-        let turns = (0..1000).filter(|_| slow.take(Mono(9_000_000)).is_some());
+        let slow = RequestRate::new(1, 1);
+        let turns = (0..1000).filter(|_| slow.take(MonoTime(9_000_000)).is_some());
         assert_eq!(turns.count(), 61, "nobody waits for ever");
     }
 }

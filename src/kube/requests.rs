@@ -1,18 +1,22 @@
-//! The apiserver over HTTP: paths, verbs, media types of [`Api`].
+//! The apiserver over HTTP: paths, verbs, media types of [`KubeApi`].
 
 use alloc::sync::Arc;
 
 use serde_json::{Value, json};
 use ureq::http::Method;
 
-use super::api::{Api, Listed, MAX_NODE_PODS, MAX_SERVICES, PAGE_ITEMS, Patch, Reply};
-use super::cancel::Cancel;
-use super::client::{Ask, Client, Cluster, HEARTBEAT_TIMEOUT, JSON, Timeouts};
+use super::api::{
+    ApiResult, CompleteList, KubeApi, MAX_NODE_PODS, MAX_SERVICES, PAGE_ITEMS, PatchFormat,
+};
+use super::cancel::WatchCancel;
+use super::client::{
+    ApiRequest, ClientTimeouts, HEARTBEAT_TIMEOUT, JSON, KubeClient, SharedApiserver,
+};
 use super::error::KubeError;
 use super::path::{node_selector, one_selector, pod_selector, query, segment};
-use super::rate::Rate;
-use super::stream::BadItem;
-use super::watch::{self, Ring, WatchEnd, WatchOptions};
+use super::rate::RequestRate;
+use super::stream::ListItemError;
+use super::watch::{self, WatchEnd, WatchEvent, WatchOptions};
 use crate::api::link::LinkClass;
 use crate::api::strict::typed;
 use crate::api::{ObjectMeta, PodUid};
@@ -30,14 +34,14 @@ const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
 /// Limits of requests: a rate per second, and a burst after a pause. Rate 0: no limit (CONF-07).
 #[derive(Clone, Copy, Debug)]
-pub struct Rates {
+pub struct RequestRates {
     /// `kubeAPIQPS` and `kubeAPIBurst`.
     pub main: (u32, u32),
     /// `eventRecordQPS` and `eventBurst`.
     pub events: (u32, u32),
 }
 
-impl Default for Rates {
+impl Default for RequestRates {
     fn default() -> Self {
         Self {
             main: (50, 100),
@@ -48,30 +52,30 @@ impl Default for Rates {
 
 /// The apiserver over HTTP, by three clients (CONF-21).
 pub struct HttpApi {
-    pub(super) main: Client,
+    pub(super) main: KubeClient,
     /// Client that shares nothing with the others but the credentials: if their rate is used up or their connection
     /// stuck, the node must not be lost.
-    heartbeat: Client,
-    events: Client,
+    heartbeat: KubeClient,
+    events: KubeClient,
 }
 
 impl HttpApi {
     /// `heartbeat`: time for one exchange of the heartbeat, [`HEARTBEAT_TIMEOUT`] if `None`.
     #[must_use]
     pub fn new(
-        cluster: &Arc<Cluster>,
-        timeouts: Timeouts,
-        rates: Rates,
+        cluster: &Arc<SharedApiserver>,
+        timeouts: ClientTimeouts,
+        rates: RequestRates,
         heartbeat: Option<core::time::Duration>,
     ) -> Self {
         let client = |timeouts, (per_second, burst), class| {
-            let rate = (per_second > 0).then(|| Arc::new(Rate::new(per_second, burst)));
-            Client::new(Arc::clone(cluster), timeouts, rate, class)
+            let rate = (per_second > 0).then(|| Arc::new(RequestRate::new(per_second, burst)));
+            KubeClient::new(Arc::clone(cluster), timeouts, rate, class)
         };
         Self {
             main: client(timeouts, rates.main, LinkClass::Api),
             heartbeat: client(
-                Timeouts {
+                ClientTimeouts {
                     whole: Some(heartbeat.unwrap_or(HEARTBEAT_TIMEOUT)),
                     ..timeouts
                 },
@@ -82,8 +86,8 @@ impl HttpApi {
         }
     }
 
-    fn get(&self, path: &str) -> Reply<Value> {
-        self.main.send(&Ask::get(path))?.document()
+    fn get(&self, path: &str) -> ApiResult<Value> {
+        self.main.send(&ApiRequest::get(path))?.document()
     }
 
     /// Reads an object that may be large, and lets the apiserver compress it.
@@ -91,16 +95,16 @@ impl HttpApi {
     /// An apiserver compresses answers of more than 128 KiB. For smaller ones the header would only cost bytes. Request
     /// bodies are sent plain, for it takes no compressed ones. Source: apiserver
     /// `endpoints/handlers/responsewriters/writers.go`, `defaultGzipThresholdBytes`.
-    fn get_packed(&self, path: &str) -> Reply<Value> {
-        let ask = Ask {
+    fn get_packed(&self, path: &str) -> ApiResult<Value> {
+        let ask = ApiRequest {
             packed: true,
-            ..Ask::get(path)
+            ..ApiRequest::get(path)
         };
         self.main.send(&ask)?.document()
     }
 
-    fn post(&self, path: &str, body: &[u8]) -> Reply<Value> {
-        let ask = Ask::send(Method::POST, path, JSON, body);
+    fn post(&self, path: &str, body: &[u8]) -> ApiResult<Value> {
+        let ask = ApiRequest::send(Method::POST, path, JSON, body);
         self.main.send(&ask)?.document()
     }
 
@@ -110,9 +114,9 @@ impl HttpApi {
         path: &str,
         accept: &str,
         most: usize,
-        each: &mut dyn FnMut(Value) -> Result<(), BadItem>,
-    ) -> Reply<Listed> {
-        let mut listed = Listed::default();
+        each: &mut dyn FnMut(Value) -> Result<(), ListItemError>,
+    ) -> ApiResult<CompleteList> {
+        let mut listed = CompleteList::default();
         let mut continues = String::new();
         for _ in 0..MAX_PAGES {
             let page = if continues.is_empty() {
@@ -120,11 +124,11 @@ impl HttpApi {
             } else {
                 format!("{path}limit={PAGE_ITEMS}&continue={}", query(&continues))
             };
-            let ask = Ask {
+            let ask = ApiRequest {
                 accept,
                 packed: true,
                 paced: false,
-                ..Ask::get(&page)
+                ..ApiRequest::get(&page)
             };
             let answer = self.main.send(&ask)?;
             let (meta, count) = answer.list(most - listed.items, each)?;
@@ -143,26 +147,26 @@ impl HttpApi {
     }
 }
 
-fn namespaced(kind: &str, namespace: &str, name: &str) -> Reply<String> {
+fn namespaced(kind: &str, namespace: &str, name: &str) -> ApiResult<String> {
     let (namespace, name) = (segment(namespace)?, segment(name)?);
     Ok(format!("/api/v1/namespaces/{namespace}/{kind}/{name}"))
 }
 
-fn collection(kind: &str, namespace: &str) -> Reply<String> {
+fn collection(kind: &str, namespace: &str) -> ApiResult<String> {
     Ok(format!("/api/v1/namespaces/{}/{kind}", segment(namespace)?))
 }
 
 /// Reads the metadata of an item. An item without identity makes the whole list invalid.
-fn meta(item: &Value) -> Result<ObjectMeta, BadItem> {
+fn meta(item: &Value) -> Result<ObjectMeta, ListItemError> {
     let meta: ObjectMeta = typed(&item["metadata"])?;
     if meta.uid.is_empty() || meta.name.is_empty() || meta.resource_version.is_empty() {
-        return Err(BadItem::Nameless);
+        return Err(ListItemError::Nameless);
     }
     Ok(meta)
 }
 
-impl Api for HttpApi {
-    fn list_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed> {
+impl KubeApi for HttpApi {
+    fn list_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> ApiResult<CompleteList> {
         let path = format!("/api/v1/pods?{}&", pod_selector(node)?);
         self.list(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
             each(meta(&item)?);
@@ -170,7 +174,11 @@ impl Api for HttpApi {
         })
     }
 
-    fn list_all_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed> {
+    fn list_all_pods(
+        &self,
+        node: &str,
+        each: &mut dyn FnMut(ObjectMeta),
+    ) -> ApiResult<CompleteList> {
         let path = format!("/api/v1/pods?{}&", node_selector(node)?);
         self.list(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
             each(meta(&item)?);
@@ -178,7 +186,7 @@ impl Api for HttpApi {
         })
     }
 
-    fn list_whole_pods(&self, node: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed> {
+    fn list_whole_pods(&self, node: &str, each: &mut dyn FnMut(Value)) -> ApiResult<CompleteList> {
         let path = format!("/api/v1/pods?{}&", pod_selector(node)?);
         self.list(&path, JSON, MAX_NODE_PODS, &mut |item| {
             meta(&item)?;
@@ -190,16 +198,16 @@ impl Api for HttpApi {
     fn watch_pods(
         &self,
         options: &WatchOptions,
-        cancel: &Arc<Cancel>,
-        each: &mut dyn FnMut(Ring),
-    ) -> Reply<WatchEnd> {
+        cancel: &Arc<WatchCancel>,
+        each: &mut dyn FnMut(WatchEvent),
+    ) -> ApiResult<WatchEnd> {
         watch::watch(&self.main, options, cancel, each)
     }
 
     /// Reads a pod by a list of one. The Node authorizer lets a node list its pods at any time. It lets it get one only
     /// when its graph knows of the binding, some milliseconds after the watch has told of it (AUTHZ-03, AUTHZ-08). Only
     /// a get proves that a pod is gone, for lists may be stale.
-    fn pod(&self, node: &str, namespace: &str, name: &str) -> Reply<Value> {
+    fn pod(&self, node: &str, namespace: &str, name: &str) -> ApiResult<Value> {
         let (path, selector) = (collection("pods", namespace)?, one_selector(node, name)?);
         let mut found = None;
         self.list(&format!("{path}?{selector}&"), JSON, 1, &mut |item| {
@@ -217,19 +225,19 @@ impl Api for HttpApi {
         &self,
         namespace: &str,
         name: &str,
-        kind: Patch,
+        kind: PatchFormat,
         body: &[u8],
-    ) -> Reply<Value> {
+    ) -> ApiResult<Value> {
         let path = format!("{}/status", namespaced("pods", namespace, name)?);
-        let ask = Ask::send(Method::PATCH, &path, kind.content_type(), body);
+        let ask = ApiRequest::send(Method::PATCH, &path, kind.content_type(), body);
         self.main.send(&ask)?.document()
     }
 
-    fn create_pod(&self, namespace: &str, body: &[u8]) -> Reply<Value> {
+    fn create_pod(&self, namespace: &str, body: &[u8]) -> ApiResult<Value> {
         self.post(&collection("pods", namespace)?, body)
     }
 
-    fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> Reply<Option<Value>> {
+    fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> ApiResult<Option<Value>> {
         let path = namespaced("pods", namespace, name)?;
         let body = json!({
             "apiVersion": "v1",
@@ -238,95 +246,109 @@ impl Api for HttpApi {
             "preconditions": {"uid": uid},
         });
         let body = body.to_string();
-        let ask = Ask::send(Method::DELETE, &path, JSON, body.as_bytes());
+        let ask = ApiRequest::send(Method::DELETE, &path, JSON, body.as_bytes());
         let left = self.main.send(&ask)?.document()?;
         let finalizers = left["metadata"]["finalizers"].as_array();
         let kept = finalizers.is_some_and(|all| !all.is_empty());
         Ok(kept.then_some(left))
     }
 
-    fn node(&self, name: &str) -> Reply<Value> {
+    fn node(&self, name: &str) -> ApiResult<Value> {
         let path = format!("/api/v1/nodes/{}", segment(name)?);
-        self.heartbeat.send(&Ask::get(&path))?.document()
+        self.heartbeat.send(&ApiRequest::get(&path))?.document()
     }
 
-    fn create_node(&self, body: &[u8]) -> Reply<Value> {
-        let ask = Ask::send(Method::POST, "/api/v1/nodes", JSON, body);
+    fn create_node(&self, body: &[u8]) -> ApiResult<Value> {
+        let ask = ApiRequest::send(Method::POST, "/api/v1/nodes", JSON, body);
         self.heartbeat.send(&ask)?.document()
     }
 
-    fn patch_node_status(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value> {
+    fn patch_node_status(&self, name: &str, kind: PatchFormat, body: &[u8]) -> ApiResult<Value> {
         let path = format!("/api/v1/nodes/{}/status", segment(name)?);
-        let ask = Ask::send(Method::PATCH, &path, kind.content_type(), body);
+        let ask = ApiRequest::send(Method::PATCH, &path, kind.content_type(), body);
         self.heartbeat.send(&ask)?.document()
     }
 
-    fn lease(&self, name: &str) -> Reply<Value> {
+    fn lease(&self, name: &str) -> ApiResult<Value> {
         let path = format!("{LEASES}/{}", segment(name)?);
-        self.heartbeat.send(&Ask::get(&path))?.document()
+        self.heartbeat.send(&ApiRequest::get(&path))?.document()
     }
 
-    fn create_lease(&self, body: &[u8]) -> Reply<Value> {
-        let ask = Ask::send(Method::POST, LEASES, JSON, body);
+    fn create_lease(&self, body: &[u8]) -> ApiResult<Value> {
+        let ask = ApiRequest::send(Method::POST, LEASES, JSON, body);
         self.heartbeat.send(&ask)?.document()
     }
 
-    fn patch_lease(&self, name: &str, body: &[u8]) -> Reply<Value> {
+    fn patch_lease(&self, name: &str, body: &[u8]) -> ApiResult<Value> {
         let path = format!("{LEASES}/{}", segment(name)?);
-        let ask = Ask {
+        let ask = ApiRequest {
             accept: META,
-            ..Ask::send(Method::PATCH, &path, Patch::Merge.content_type(), body)
+            ..ApiRequest::send(
+                Method::PATCH,
+                &path,
+                PatchFormat::Merge.content_type(),
+                body,
+            )
         };
         self.heartbeat.send(&ask)?.document()
     }
 
-    fn create_event(&self, namespace: &str, body: &[u8]) -> Reply<Value> {
+    fn create_event(&self, namespace: &str, body: &[u8]) -> ApiResult<Value> {
         let path = collection("events", namespace)?;
-        let ask = Ask {
+        let ask = ApiRequest {
             accept: META,
-            ..Ask::send(Method::POST, &path, JSON, body)
+            ..ApiRequest::send(Method::POST, &path, JSON, body)
         };
         self.events.send(&ask)?.document()
     }
 
-    fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> Reply<Value> {
+    fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> ApiResult<Value> {
         let path = namespaced("events", namespace, name)?;
-        let ask = Ask {
+        let ask = ApiRequest {
             accept: META,
-            ..Ask::send(Method::PATCH, &path, Patch::Strategic.content_type(), body)
+            ..ApiRequest::send(
+                Method::PATCH,
+                &path,
+                PatchFormat::Strategic.content_type(),
+                body,
+            )
         };
         self.events.send(&ask)?.document()
     }
 
-    fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value> {
+    fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> ApiResult<Value> {
         let path = namespaced("serviceaccounts", namespace, account)?;
         self.post(&format!("{path}/token"), body)
     }
 
-    fn config_map(&self, namespace: &str, name: &str) -> Reply<Value> {
+    fn config_map(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.get_packed(&namespaced("configmaps", namespace, name)?)
     }
 
-    fn secret(&self, namespace: &str, name: &str) -> Reply<Value> {
+    fn secret(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.get_packed(&namespaced("secrets", namespace, name)?)
     }
 
-    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> Reply<Value> {
+    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.get(&namespaced("persistentvolumeclaims", namespace, name)?)
     }
 
-    fn persistent_volume(&self, name: &str) -> Reply<Value> {
+    fn persistent_volume(&self, name: &str) -> ApiResult<Value> {
         self.get(&format!("/api/v1/persistentvolumes/{}", segment(name)?))
     }
 
-    fn runtime_class(&self, name: &str) -> Reply<Value> {
+    fn runtime_class(&self, name: &str) -> ApiResult<Value> {
         self.get(&format!(
             "/apis/node.k8s.io/v1/runtimeclasses/{}",
             segment(name)?
         ))
     }
 
-    fn list_services(&self, namespace: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed> {
+    fn list_services(
+        &self,
+        namespace: &str,
+        each: &mut dyn FnMut(Value),
+    ) -> ApiResult<CompleteList> {
         let path = format!("{}?", collection("services", namespace)?);
         self.list(&path, JSON, MAX_SERVICES, &mut |item| {
             each(item);
@@ -334,23 +356,23 @@ impl Api for HttpApi {
         })
     }
 
-    fn service(&self, namespace: &str, name: &str) -> Reply<Value> {
+    fn service(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.get(&namespaced("services", namespace, name)?)
     }
 
-    fn create_csr(&self, body: &[u8]) -> Reply<Value> {
+    fn create_csr(&self, body: &[u8]) -> ApiResult<Value> {
         self.post(CSRS, body)
     }
 
-    fn csr(&self, name: &str) -> Reply<Value> {
+    fn csr(&self, name: &str) -> ApiResult<Value> {
         self.get(&format!("{CSRS}/{}", segment(name)?))
     }
 
-    fn review_token(&self, body: &[u8]) -> Reply<Value> {
+    fn review_token(&self, body: &[u8]) -> ApiResult<Value> {
         self.post("/apis/authentication.k8s.io/v1/tokenreviews", body)
     }
 
-    fn review_access(&self, body: &[u8]) -> Reply<Value> {
+    fn review_access(&self, body: &[u8]) -> ApiResult<Value> {
         self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
     }
 

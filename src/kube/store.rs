@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::stat::fstat;
 
-use crate::api::Wall;
+use crate::api::WallTime;
 use crate::sys::{crash, file};
 
 /// Largest file of a certificate and its key, bytes.
@@ -31,7 +31,7 @@ const DATE: &[u8] = b"YYYY-MM-DD-hh-mm-ss";
 
 /// Reason why a certificate cannot be stored or found.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum CertificateStoreError {
     /// A file or the directory.
     #[error("cannot {action} {}", path.display())]
     File {
@@ -49,14 +49,14 @@ pub enum StoreError {
 
 /// The pairs of one purpose.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct CertificateStore {
     dir: PathBuf,
     prefix: &'static str,
 }
 
 /// A pair as found.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredCertificate {
     /// The file with the certificate.
     pub path: PathBuf,
     /// Chain, PEM.
@@ -64,10 +64,10 @@ pub struct Stored {
     /// Key, PEM; may be the same text.
     pub key: Vec<u8>,
     /// Time at which the file was written, by this machine's clock of then.
-    pub since: Wall,
+    pub since: WallTime,
 }
 
-impl Store {
+impl CertificateStore {
     /// Store of `kubelet-client`: certificates that this node shows to the apiserver.
     #[must_use]
     pub fn client(dir: &Path) -> Self {
@@ -97,7 +97,7 @@ impl Store {
     }
 
     /// Makes the directory, and ends a switch that a crash cut short. Call once at start.
-    pub fn recover(&self) -> Result<(), StoreError> {
+    pub fn recover(&self) -> Result<(), CertificateStoreError> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o755)
@@ -117,10 +117,10 @@ impl Store {
     }
 
     /// Reads the pair in use: behind the link, or `<prefix>.crt` and `<prefix>.key`. `None` if there is none.
-    pub fn current(&self) -> Result<Option<Stored>, StoreError> {
+    pub fn current(&self) -> Result<Option<StoredCertificate>, CertificateStoreError> {
         let current = self.current_path();
         if let Some((text, since)) = read(&current)? {
-            return Ok(Some(Stored {
+            return Ok(Some(StoredCertificate {
                 path: current,
                 chain: text.clone(),
                 key: text,
@@ -130,7 +130,7 @@ impl Store {
         let certificate = self.dir.join(format!("{}.crt", self.prefix));
         let key = self.dir.join(format!("{}.key", self.prefix));
         match (read(&certificate)?, read(&key)?) {
-            (Some((chain, since)), Some((key, _))) => Ok(Some(Stored {
+            (Some((chain, since)), Some((key, _))) => Ok(Some(StoredCertificate {
                 path: certificate,
                 chain,
                 key,
@@ -143,7 +143,12 @@ impl Store {
     /// Keeps a pair and makes it the current one. Both are on disk when this returns.
     ///
     /// - Errors: the old one is still the current one.
-    pub fn store(&self, chain: &str, key: &str, now: Wall) -> Result<PathBuf, StoreError> {
+    pub fn store(
+        &self,
+        chain: &str,
+        key: &str,
+        now: WallTime,
+    ) -> Result<PathBuf, CertificateStoreError> {
         let (updated, current) = (self.updated_path(), self.current_path());
         let path = self.keep(chain, key, now)?;
         crash::point("certificate.written");
@@ -165,11 +170,18 @@ impl Store {
 
     /// Keeps a pair beside the current one, on disk. Nothing leads to it yet.
     ///
-    /// - Errors: among others [`StoreError::NotALink`]: no link could lead to it.
-    pub fn keep(&self, chain: &str, key: &str, now: Wall) -> Result<PathBuf, StoreError> {
+    /// - Errors: among others [`CertificateStoreError::NotALink`]: no link could lead to it.
+    pub fn keep(
+        &self,
+        chain: &str,
+        key: &str,
+        now: WallTime,
+    ) -> Result<PathBuf, CertificateStoreError> {
         let current = self.current_path();
         match fs::symlink_metadata(&current) {
-            Ok(found) if !found.is_symlink() => return Err(StoreError::NotALink(current)),
+            Ok(found) if !found.is_symlink() => {
+                return Err(CertificateStoreError::NotALink(current));
+            }
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 return Err(failed("look at", &current)(e));
             }
@@ -182,7 +194,7 @@ impl Store {
             if !is_there(&path)? {
                 break;
             }
-            path = dir.join(self.name(Wall::from_secs(now.secs().saturating_add(more))));
+            path = dir.join(self.name(WallTime::from_secs(now.secs().saturating_add(more))));
         }
         let newline = if chain.ends_with('\n') { "" } else { "\n" };
         let text = format!("{chain}{newline}{key}");
@@ -190,7 +202,7 @@ impl Store {
         Ok(path)
     }
 
-    fn name(&self, time: Wall) -> String {
+    fn name(&self, time: WallTime) -> String {
         let at = time.date_time();
         format!(
             "{}-{:04}-{:02}-{:02}-{:02}-{:02}-{:02}.pem",
@@ -230,7 +242,7 @@ impl Store {
         }
     }
 
-    /// Returns true if `path` is named as [`Store::keep`] names a pair.
+    /// Returns true if `path` is named as [`CertificateStore::keep`] names a pair.
     fn is_dated(&self, path: &Path) -> bool {
         let name = path.file_name().and_then(|name| name.to_str());
         let date = name
@@ -244,16 +256,16 @@ impl Store {
     }
 }
 
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CertificateStoreError {
     let path = path.to_path_buf();
-    move |source| StoreError::File {
+    move |source| CertificateStoreError::File {
         action,
         path,
         source,
     }
 }
 
-fn is_there(path: &Path) -> Result<bool, StoreError> {
+fn is_there(path: &Path) -> Result<bool, CertificateStoreError> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -262,12 +274,12 @@ fn is_there(path: &Path) -> Result<bool, StoreError> {
 }
 
 /// Reads a file and the time at which it was written. `None`: there is no file.
-fn read(path: &Path) -> Result<Option<(Vec<u8>, Wall)>, StoreError> {
+fn read(path: &Path) -> Result<Option<(Vec<u8>, WallTime)>, CertificateStoreError> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| {
         let since = fstat(&file)?.st_mtime;
         file.take(MAX_PAIR_BYTES).read_to_end(&mut bytes)?;
-        Ok(Wall::from_secs(since))
+        Ok(WallTime::from_secs(since))
     });
     match read {
         Ok(since) => Ok(Some((bytes, since))),
@@ -293,7 +305,7 @@ mod tests {
         names
     }
 
-    fn chain(store: &Store) -> Option<String> {
+    fn chain(store: &CertificateStore) -> Option<String> {
         let found = store.current().expect("current")?;
         Some(String::from_utf8(found.chain).expect("text"))
     }
@@ -303,7 +315,7 @@ mod tests {
         // BOOT-06
         let scratch = Scratch::new();
         let dir = scratch.join("pki");
-        let store = Store::client(&dir);
+        let store = CertificateStore::client(&dir);
         store.recover().expect("directory");
         assert_eq!(
             fs::metadata(&dir).expect("stat").permissions().mode() & 0o777,
@@ -311,7 +323,7 @@ mod tests {
         );
         assert_eq!(chain(&store), None);
         let first = store
-            .store("chain one", "key one\n", Wall::from_secs(0))
+            .store("chain one", "key one\n", WallTime::from_secs(0))
             .expect("store");
         assert_eq!(chain(&store).expect("pair"), "chain one\nkey one\n");
         assert_eq!(
@@ -324,7 +336,11 @@ mod tests {
                 .is_absolute()
         );
         store
-            .store("chain two\n", "key two\n", Wall::from_secs(1_700_000_000))
+            .store(
+                "chain two\n",
+                "key two\n",
+                WallTime::from_secs(1_700_000_000),
+            )
             .expect("store");
         assert_eq!(chain(&store).expect("pair"), "chain two\nkey two\n");
         assert_eq!(
@@ -341,7 +357,7 @@ mod tests {
     fn a_pair_and_the_one_before_are_kept() {
         // BOOT-06
         let scratch = Scratch::new();
-        let store = Store::client(&scratch.0);
+        let store = CertificateStore::client(&scratch.0);
         let others = [
             "kubelet-client-1970-01-01-00-00-00.pem.bak",
             "kubelet-client-1970-01-01-00-00-xx.pem",
@@ -352,12 +368,12 @@ mod tests {
             fs::write(scratch.join(name), "other").expect("write");
         }
         // A pair that a join has made and that does not count yet.
-        let waits = store.keep("w", "k", Wall::from_secs(5)).expect("kept");
+        let waits = store.keep("w", "k", WallTime::from_secs(5)).expect("kept");
         symlink(&waits, scratch.join("kubelet-client-current.pem.joining")).expect("link");
         // The clock goes back: names say nothing about which one is older.
         for seconds in [30, 20, 40, 10, 10, 10] {
             store
-                .store("c", "k", Wall::from_secs(seconds))
+                .store("c", "k", WallTime::from_secs(seconds))
                 .expect("store");
             assert!(is_there(&store.current_path()).expect("look"));
             assert_eq!(chain(&store).expect("pair"), "c\nk");
@@ -384,9 +400,9 @@ mod tests {
     fn what_a_crash_left() {
         // BOOT-06
         let scratch = Scratch::new();
-        let store = Store::server(&scratch.0);
+        let store = CertificateStore::server(&scratch.0);
         let path = store
-            .store("chain", "key", Wall::from_secs(0))
+            .store("chain", "key", WallTime::from_secs(0))
             .expect("store");
         // Between the two steps of a first switch.
         fs::rename(store.current_path(), store.updated_path()).expect("rename");
@@ -399,7 +415,7 @@ mod tests {
         assert!(!is_there(&store.updated_path()).expect("look"));
         symlink(&path, store.updated_path()).expect("link");
         store
-            .store("two", "key", Wall::from_secs(9))
+            .store("two", "key", WallTime::from_secs(9))
             .expect("store");
         assert_eq!(chain(&store).expect("pair"), "two\nkey");
     }
@@ -408,7 +424,7 @@ mod tests {
     fn other_places() {
         // BOOT-06
         let scratch = Scratch::new();
-        let store = Store::client(&scratch.0);
+        let store = CertificateStore::client(&scratch.0);
         fs::write(scratch.join("kubelet-client.crt"), "c").expect("write");
         assert_eq!(chain(&store), None, "without its key");
         fs::write(scratch.join("kubelet-client.key"), "k").expect("write");
@@ -417,9 +433,9 @@ mod tests {
         fs::write(store.current_path(), "plain").expect("write");
         assert_eq!(chain(&store).expect("pair"), "plain");
         let error = store
-            .store("x", "y", Wall::from_secs(0))
+            .store("x", "y", WallTime::from_secs(0))
             .expect_err("a file");
-        assert!(matches!(error, StoreError::NotALink(_)));
+        assert!(matches!(error, CertificateStoreError::NotALink(_)));
         assert_eq!(chain(&store).expect("pair"), "plain");
     }
 }

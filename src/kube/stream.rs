@@ -30,7 +30,7 @@ pub(super) const BUFFER_BYTES: usize = 8 * 1024;
 
 /// Reason why no document was read.
 #[derive(Debug)]
-pub(super) enum ReadError {
+pub(super) enum DocumentReadError {
     /// The body ended early, or its reading failed.
     Cut(String),
     /// The body is whole, but cannot be used.
@@ -39,7 +39,7 @@ pub(super) enum ReadError {
 
 /// Fault of an item that makes its whole list invalid: the apiserver, or what stands for it, is at fault.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BadItem {
+pub(super) enum ListItemError {
     /// A field of the item's metadata is of another kind.
     #[error("metadata.{0}")]
     Meta(#[from] WrongValue),
@@ -49,12 +49,12 @@ pub(super) enum BadItem {
 }
 
 /// Bytes with a budget.
-pub(super) struct Stream<'a> {
+pub(super) struct BudgetReader<'a> {
     input: BufReader<Box<dyn Read + 'a>>,
     budget: &'a Cell<u64>,
 }
 
-impl<'a> Stream<'a> {
+impl<'a> BudgetReader<'a> {
     /// `budget` can be set while the stream is read; a read beyond it fails.
     pub(super) fn new(input: Box<dyn Read + 'a>, budget: &'a Cell<u64>) -> Self {
         Self {
@@ -76,11 +76,11 @@ impl<'a> Stream<'a> {
     }
 }
 
-impl Read for Stream<'_> {
+impl Read for BudgetReader<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let left = self.budget.get();
         if left == 0 {
-            return Err(io::Error::other(OverBudget));
+            return Err(io::Error::other(OverBudgetError));
         }
         let most = usize::try_from(left).map_or(buf.len(), |left| buf.len().min(left));
         let n = self.input.read(&mut buf[..most])?;
@@ -91,9 +91,9 @@ impl Read for Stream<'_> {
 
 #[derive(Debug, thiserror::Error)]
 #[error("too long")]
-pub(super) struct OverBudget;
+pub(super) struct OverBudgetError;
 
-impl ReadError {
+impl DocumentReadError {
     pub(super) fn from_json(error: serde_json::Error) -> Self {
         use serde_json::error::Category;
         match error.classify() {
@@ -113,21 +113,21 @@ impl ReadError {
 }
 
 pub(super) fn is_over_budget(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|e| e.is::<OverBudget>())
+    error.get_ref().is_some_and(|e| e.is::<OverBudgetError>())
 }
 
 /// Reads one document of at most [`MAX_ITEM_BYTES`], and the end of the body.
-pub(super) fn document(input: Box<dyn Read + '_>) -> Result<Value, ReadError> {
+pub(super) fn document(input: Box<dyn Read + '_>) -> Result<Value, DocumentReadError> {
     let budget = Cell::new(MAX_ITEM_BYTES);
-    let mut stream = Stream::new(input, &budget);
+    let mut stream = BudgetReader::new(input, &budget);
     let mut reader = Deserializer::from_reader(&mut stream);
-    let value = Plain::new(&Cell::new(0))
+    let value = PrunedValue::new(&Cell::new(0))
         .deserialize(&mut reader)
         .and_then(|value| reader.end().map(|()| value));
     match value {
         Ok(Value::Object(map)) => Ok(Value::Object(map)),
-        Ok(_) => Err(ReadError::Wrong("it is no object".into())),
-        Err(e) => Err(ReadError::from_json(e)),
+        Ok(_) => Err(DocumentReadError::Wrong("it is no object".into())),
+        Err(e) => Err(DocumentReadError::from_json(e)),
     }
 }
 
@@ -149,13 +149,13 @@ pub struct ListMeta {
 pub(super) fn list(
     input: Box<dyn Read + '_>,
     most: usize,
-    each: &mut dyn FnMut(Value) -> Result<(), BadItem>,
-) -> Result<(ListMeta, usize), ReadError> {
+    each: &mut dyn FnMut(Value) -> Result<(), ListItemError>,
+) -> Result<(ListMeta, usize), DocumentReadError> {
     let budget = Cell::new(MAX_ENVELOPE_BYTES);
-    let mut stream = Stream::new(input, &budget);
+    let mut stream = BudgetReader::new(input, &budget);
     let mut reader = Deserializer::from_reader(&mut stream);
     let mut count = 0;
-    let page = Page {
+    let page = ListPage {
         budget: &budget,
         most,
         count: &mut count,
@@ -166,26 +166,26 @@ pub(super) fn list(
         .and_then(|meta| reader.end().map(|()| meta));
     match meta {
         Ok(meta) => Ok((meta, count)),
-        Err(e) => Err(ReadError::from_json(e)),
+        Err(e) => Err(DocumentReadError::from_json(e)),
     }
 }
 
 /// The object around the items.
-struct Page<'a> {
+struct ListPage<'a> {
     budget: &'a Cell<u64>,
     most: usize,
     count: &'a mut usize,
-    each: &'a mut dyn FnMut(Value) -> Result<(), BadItem>,
+    each: &'a mut dyn FnMut(Value) -> Result<(), ListItemError>,
 }
 
-impl<'de> DeserializeSeed<'de> for Page<'_> {
+impl<'de> DeserializeSeed<'de> for ListPage<'_> {
     type Value = ListMeta;
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<ListMeta, D::Error> {
         reader.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for Page<'_> {
+impl<'de> Visitor<'de> for ListPage<'_> {
     type Value = ListMeta;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -199,10 +199,10 @@ impl<'de> Visitor<'de> for Page<'_> {
                 "items" if has_items => return Err(A::Error::custom("it has items twice")),
                 "items" => {
                     has_items = true;
-                    fields.next_value_seed(Items(&mut self))?;
+                    fields.next_value_seed(ListItems(&mut self))?;
                 }
                 "metadata" => {
-                    let value = fields.next_value_seed(Plain::new(&Cell::new(0)))?;
+                    let value = fields.next_value_seed(PrunedValue::new(&Cell::new(0)))?;
                     let read = strict::typed::<ListMeta>(&value);
                     meta = Some(read.map_err(|e| A::Error::custom(format_args!("metadata.{e}")))?);
                 }
@@ -219,16 +219,16 @@ impl<'de> Visitor<'de> for Page<'_> {
     }
 }
 
-struct Items<'a, 'b>(&'a mut Page<'b>);
+struct ListItems<'a, 'b>(&'a mut ListPage<'b>);
 
-impl<'de> DeserializeSeed<'de> for Items<'_, '_> {
+impl<'de> DeserializeSeed<'de> for ListItems<'_, '_> {
     type Value = ();
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
         reader.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Items<'_, '_> {
+impl<'de> Visitor<'de> for ListItems<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -243,7 +243,7 @@ impl<'de> Visitor<'de> for Items<'_, '_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
         loop {
             self.0.budget.set(MAX_ITEM_BYTES);
-            let Some(item) = items.next_element_seed(Plain::new(&Cell::new(0)))? else {
+            let Some(item) = items.next_element_seed(PrunedValue::new(&Cell::new(0)))? else {
                 return Ok(());
             };
             if *self.0.count >= self.0.most {
@@ -260,13 +260,13 @@ impl<'de> Visitor<'de> for Items<'_, '_> {
 
 /// A value without `null` fields and without `metadata.managedFields`.
 #[derive(Clone, Copy)]
-pub(super) struct Plain<'a> {
+pub(super) struct PrunedValue<'a> {
     values: &'a Cell<u32>,
     depth: u32,
     is_metadata: bool,
 }
 
-impl<'a> Plain<'a> {
+impl<'a> PrunedValue<'a> {
     /// `values`: how many were read before.
     pub(super) const fn new(values: &'a Cell<u32>) -> Self {
         Self {
@@ -290,7 +290,7 @@ impl<'a> Plain<'a> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Plain<'_> {
+impl<'de> DeserializeSeed<'de> for PrunedValue<'_> {
     type Value = Value;
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
         self.values.set(self.values.get() + 1);
@@ -303,7 +303,7 @@ impl<'de> DeserializeSeed<'de> for Plain<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Plain<'_> {
+impl<'de> Visitor<'de> for PrunedValue<'_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -362,11 +362,11 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &[u8]) -> Result<Value, ReadError> {
+    fn read(text: &[u8]) -> Result<Value, DocumentReadError> {
         document(Box::new(text))
     }
 
-    fn read_list(text: &[u8]) -> (Result<(ListMeta, usize), ReadError>, Vec<Value>) {
+    fn read_list(text: &[u8]) -> (Result<(ListMeta, usize), DocumentReadError>, Vec<Value>) {
         let mut items = Vec::new();
         let result = list(Box::new(text), 3, &mut |item| {
             items.push(item);
@@ -387,7 +387,10 @@ mod tests {
         );
         for end in 0..text.len() - 1 {
             let error = read(&text[..end]).expect_err("half");
-            assert!(matches!(error, ReadError::Cut(_)), "{end}: {error:?}");
+            assert!(
+                matches!(error, DocumentReadError::Cut(_)),
+                "{end}: {error:?}"
+            );
         }
         let deep = [b"{\"a\":".repeat(41), b"1".to_vec(), b"}".repeat(41)].concat();
         let many = format!("{{\"a\":[{}1]}}", "1,".repeat(100_000));
@@ -406,7 +409,10 @@ mod tests {
         ] {
             let shown = String::from_utf8_lossy(&text[..text.len().min(40)]).into_owned();
             let error = read(text).expect_err(&shown);
-            assert!(matches!(error, ReadError::Wrong(_)), "{shown}: {error:?}");
+            assert!(
+                matches!(error, DocumentReadError::Wrong(_)),
+                "{shown}: {error:?}"
+            );
         }
     }
 
@@ -434,7 +440,7 @@ mod tests {
         let text = text.trim_ascii_end();
         for end in 0..text.len() {
             let (result, _) = read_list(&text[..end]);
-            assert!(matches!(result, Err(ReadError::Cut(_))), "{end}");
+            assert!(matches!(result, Err(DocumentReadError::Cut(_))), "{end}");
         }
         // Metadata last, Go's empty list, none at all.
         for (text, want) in [
@@ -470,7 +476,10 @@ mod tests {
             let shown = String::from_utf8_lossy(text);
             match want {
                 Some(count) => assert_eq!(result.expect(&shown).1, count),
-                None => assert!(matches!(result, Err(ReadError::Wrong(_))), "{shown}"),
+                None => assert!(
+                    matches!(result, Err(DocumentReadError::Wrong(_))),
+                    "{shown}"
+                ),
             }
         }
     }
@@ -485,12 +494,12 @@ mod tests {
         assert_eq!(read_list(text(3).as_bytes()).0.expect("list").1, 3);
         let huge = text(1).replace(&item, &format!(r#"{{"a":"{}"}}"#, "x".repeat(4 << 20)));
         let (result, items) = read_list(huge.as_bytes());
-        assert!(matches!(result, Err(ReadError::Wrong(_))));
+        assert!(matches!(result, Err(DocumentReadError::Wrong(_))));
         assert_eq!(items, Vec::<Value>::new());
         let around = format!(r#"{{"x":"{}","items":[]}}"#, "x".repeat(1 << 20));
         assert!(matches!(
             read_list(around.as_bytes()).0,
-            Err(ReadError::Wrong(_))
+            Err(DocumentReadError::Wrong(_))
         ));
     }
 }

@@ -12,14 +12,14 @@ use std::thread;
 use serde_json::Value;
 
 use super::testing::{Authority, NOW, Say, Seen, Server, Then, chunks, ok, say};
-use super::watch::{Ring, RingKind, WatchEnd, WatchOptions};
+use super::watch::{WatchEnd, WatchEvent, WatchEventKind, WatchOptions};
 use super::*;
-use crate::api::{PodUid, Wall};
+use crate::api::{PodUid, WallTime};
 use crate::error::chain;
 use crate::image::testing::{Scratch, gzip};
 use crate::net::ProxyVariables;
-use crate::net::known_time::Known;
-use crate::net::way::Peer;
+use crate::net::known_time::SharedKnownTime;
+use crate::net::way::PeerAddress;
 use crate::sys::clock;
 
 /// A kubeconfig: fields of the cluster beside `server`, the user, further servers.
@@ -32,8 +32,8 @@ fn kubeconfig(url: &str, cluster: &str, user: &str, more: &[String]) -> Kubeconf
     Kubeconfig::parse(Path::new("/etc/kubernetes/k"), text.as_bytes(), more).expect("kubeconfig")
 }
 
-fn quick() -> Timeouts {
-    Timeouts {
+fn quick() -> ClientTimeouts {
+    ClientTimeouts {
         connect: Duration::from_secs(10),
         answer: Duration::from_secs(10),
         stall: Duration::from_secs(10),
@@ -41,9 +41,13 @@ fn quick() -> Timeouts {
     }
 }
 
-fn api_of(config: Kubeconfig, timeouts: Timeouts) -> HttpApi {
-    let cluster = Arc::new(Cluster::new(config, ProxyVariables::default(), None));
-    let rates = Rates {
+fn api_of(config: Kubeconfig, timeouts: ClientTimeouts) -> HttpApi {
+    let cluster = Arc::new(SharedApiserver::new(
+        config,
+        ProxyVariables::default(),
+        None,
+    ));
+    let rates = RequestRates {
         main: (0, 0),
         events: (0, 0),
     };
@@ -54,7 +58,7 @@ fn api(server: &Server) -> HttpApi {
     api_of(kubeconfig(&server.url(), "", "", &[]), quick())
 }
 
-fn names(api: &HttpApi) -> Result<(Listed, Vec<String>), KubeError> {
+fn names(api: &HttpApi) -> Result<(CompleteList, Vec<String>), KubeError> {
     let mut names = Vec::new();
     let listed = api.list_pods("n", &mut |meta| names.push(meta.name))?;
     Ok((listed, names))
@@ -94,12 +98,12 @@ fn what_is_asked() {
     api.list_whole_pods("n", &mut |_| {}).expect("list");
     let found = api.pod("n", "shop", "web").expect("pod");
     assert_eq!(found["metadata"]["uid"], "u-web");
-    api.patch_pod_status("shop", "web", Patch::Strategic, b"{1}")
+    api.patch_pod_status("shop", "web", PatchFormat::Strategic, b"{1}")
         .expect("patch");
     api.delete_pod("shop", "web", &PodUid::from("u1".to_owned()))
         .expect("delete");
     api.create_pod("shop", b"{2}").expect("create");
-    api.patch_node_status("n", Patch::Strategic, b"{}")
+    api.patch_node_status("n", PatchFormat::Strategic, b"{}")
         .expect("node");
     api.patch_lease("n", b"{3}").expect("lease");
     api.create_event("shop", b"{}").expect("event");
@@ -245,12 +249,16 @@ fn one_session_of_tls_and_its_address() {
     fs::write(&authority, &ca.pem).expect("CA");
     let trust = format!("certificate-authority: '{}'", authority.display());
     let config = kubeconfig(&server.url(), &trust, &user, &[]);
-    let cluster = Arc::new(Cluster::new(config, ProxyVariables::default(), None));
+    let cluster = Arc::new(SharedApiserver::new(
+        config,
+        ProxyVariables::default(),
+        None,
+    ));
     assert_eq!(
         format!("{:?}", cluster.peer()),
-        format!("{:?}", Peer::default())
+        format!("{:?}", PeerAddress::default())
     );
-    let api = HttpApi::new(&cluster, quick(), Rates::default(), None);
+    let api = HttpApi::new(&cluster, quick(), RequestRates::default(), None);
     api.config_map("a", "b").expect("the first connection");
     assert!(format!("{:?}", cluster.peer()).contains("127.0.0.1"));
     // Another client has a connection of its own, and so has each after an outage.
@@ -419,7 +427,7 @@ fn answers_that_stop() {
         say.then = Then::Hang;
         say
     });
-    let timeouts = Timeouts {
+    let timeouts = ClientTimeouts {
         stall: Duration::from_millis(50),
         ..quick()
     };
@@ -432,7 +440,7 @@ fn answers_that_stop() {
     // The heartbeat has a time for the whole (CONF-21).
     let cluster = Arc::clone(&api.main.cluster);
     let heartbeat = Duration::from_millis(50);
-    let api = HttpApi::new(&cluster, quick(), Rates::default(), Some(heartbeat));
+    let api = HttpApi::new(&cluster, quick(), RequestRates::default(), Some(heartbeat));
     let begun = clock::mono();
     assert!(api.lease("n").is_err());
     assert!(clock::mono() - begun < Duration::from_secs(5));
@@ -623,13 +631,13 @@ fn the_servers_time_is_told() {
     });
     let told = Arc::new(AtomicI64::new(0));
     let teller = Arc::clone(&told);
-    let on_date = move |theirs: Wall, ours: Wall| {
+    let on_date = move |theirs: WallTime, ours: WallTime| {
         assert!(ours > theirs);
         teller.store(theirs.secs(), Ordering::SeqCst);
     };
     let config = kubeconfig(&server.url(), "insecure-skip-tls-verify: true", "", &[]);
-    let cluster = Cluster::new(config, ProxyVariables::default(), Some(Box::new(on_date)));
-    let api = HttpApi::new(&Arc::new(cluster), quick(), Rates::default(), None);
+    let cluster = SharedApiserver::new(config, ProxyVariables::default(), Some(Box::new(on_date)));
+    let api = HttpApi::new(&Arc::new(cluster), quick(), RequestRates::default(), None);
     api.config_map("a", "b").expect("pod");
     assert_eq!(told.load(Ordering::SeqCst), 784_111_777);
 }
@@ -641,7 +649,7 @@ fn what_time_it_is_is_learned_from_those_who_are_trusted() {
     let server = Server::tls(&ca.server(&["127.0.0.1"], NOW), None, |_| {
         say(200, "date: Sun, 06 Nov 2095 08:49:37 GMT\r\n", b"{}")
     });
-    let date = Wall::from_secs(3_971_407_777);
+    let date = WallTime::from_secs(3_971_407_777);
     let own = ca.client("system:nodes", "system:node:a", NOW);
     let data = |text: &str| {
         use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -658,12 +666,12 @@ fn what_time_it_is_is_learned_from_those_who_are_trusted() {
         ("not checked", "insecure-skip-tls-verify: true", false),
     ] {
         // Of its own: what others learn is no matter of this test.
-        let known: &'static Known = Box::leak(Box::new(Known::new()));
+        let known: &'static SharedKnownTime = Box::leak(Box::new(SharedKnownTime::new()));
         let config = kubeconfig(&server.url(), cluster, &user, &[]);
-        let cluster = Cluster::new(config, ProxyVariables::default(), None).knowing(known);
-        let api = HttpApi::new(&Arc::new(cluster), quick(), Rates::default(), None);
+        let cluster = SharedApiserver::new(config, ProxyVariables::default(), None).knowing(known);
+        let api = HttpApi::new(&Arc::new(cluster), quick(), RequestRates::default(), None);
         api.config_map("a", "b").expect("answer");
-        let early = Wall::from_secs(60);
+        let early = WallTime::from_secs(60);
         let learned = known.at(early, clock::mono());
         assert_eq!(learned.is_sure, is_told, "{name}");
         if is_told {
@@ -774,7 +782,7 @@ fn the_doorbell_rings() {
         ),
     });
     let api = api(&server);
-    let cancel = Arc::new(Cancel::default());
+    let cancel = Arc::new(WatchCancel::default());
     let watch = || {
         let mut rings = Vec::new();
         let end = api.watch_pods(&options(), &cancel, &mut |ring| rings.push(ring.uid));
@@ -821,9 +829,9 @@ fn the_doorbell_can_be_cut_off() {
         };
         let config = kubeconfig(&server.url(), "insecure-skip-tls-verify: true", "", &[]);
         let api = Arc::new(api_of(config, quick()));
-        let cancel = Arc::new(Cancel::default());
+        let cancel = Arc::new(WatchCancel::default());
         let (told, rung) = std::sync::mpsc::channel();
-        let start = |told: std::sync::mpsc::Sender<Ring>| {
+        let start = |told: std::sync::mpsc::Sender<WatchEvent>| {
             let (api, cancel) = (Arc::clone(&api), Arc::clone(&cancel));
             thread::spawn(move || {
                 api.watch_pods(&options(), &cancel, &mut |ring| {
@@ -833,7 +841,7 @@ fn the_doorbell_can_be_cut_off() {
         };
         // An interruption is a break, and another watch may begin.
         let watching = start(told.clone());
-        assert_eq!(rung.recv().expect("a ring").kind, RingKind::Modified);
+        assert_eq!(rung.recv().expect("a ring").kind, WatchEventKind::Modified);
         cancel.interrupt();
         let end = watching.join().expect("thread");
         assert!(matches!(end, Err(KubeError::Unreachable { .. })), "{end:?}");
@@ -880,7 +888,7 @@ fn new_certificates_end_the_doorbell() {
     let (told, rung) = std::sync::mpsc::channel();
     let watching = {
         let api = Arc::clone(&api);
-        let cancel = Arc::new(Cancel::default());
+        let cancel = Arc::new(WatchCancel::default());
         thread::spawn(move || {
             api.watch_pods(&options(), &cancel, &mut |ring| {
                 told.send(ring).expect("test")
@@ -938,7 +946,7 @@ fn from_a_token_to_a_certificate() {
     let scratch = Scratch::new();
     let trust = format!("certificate-authority-data: {}", STANDARD.encode(&ca.pem));
     let first = kubeconfig(&server.url(), &trust, "token: ab.cd", &[]);
-    let store = store::Store::client(&scratch.join("pki"));
+    let store = store::CertificateStore::client(&scratch.join("pki"));
     store.recover().expect("directory");
     let path = scratch.join("kubelet.conf");
     bootstrap::write_kubeconfig(&first, &path, &store.current_path()).expect("kubeconfig");

@@ -12,12 +12,12 @@ use core::time::Duration;
 use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::Deserializer;
 
-use super::cancel::Cancel;
-use super::client::{Answer, Ask, Client, unread};
+use super::cancel::WatchCancel;
+use super::client::{ApiRequest, ApiResponse, KubeClient, unread};
 use super::error::{ApiError, KubeError};
 use super::path::{node_selector, query};
 use super::requests::META;
-use super::stream::{Plain, ReadError, Stream};
+use super::stream::{BudgetReader, DocumentReadError, PrunedValue};
 
 /// Longest event that is read to its end, bytes; the rest of a longer one is unknown.
 pub const MAX_EVENT_BYTES: u64 = 256 * 1024;
@@ -41,7 +41,7 @@ pub struct WatchOptions {
 
 /// Kind of change of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RingKind {
+pub enum WatchEventKind {
     /// The pod is new, or matches now.
     Added,
     /// The pod has changed.
@@ -57,9 +57,9 @@ pub enum RingKind {
 
 /// An event of a watch. Fields are empty that the event lacked, or had too late in too long an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ring {
+pub struct WatchEvent {
     /// Kind of the change.
-    pub kind: RingKind,
+    pub kind: WatchEventKind,
     /// UID of the pod. Empty: unknown, so a list is due.
     pub uid: String,
     /// Version of the object.
@@ -80,10 +80,10 @@ pub enum WatchEnd {
 }
 
 pub(super) fn watch(
-    client: &Client,
+    client: &KubeClient,
     options: &WatchOptions,
-    cancel: &Arc<Cancel>,
-    each: &mut dyn FnMut(Ring),
+    cancel: &Arc<WatchCancel>,
+    each: &mut dyn FnMut(WatchEvent),
 ) -> Result<WatchEnd, KubeError> {
     let path = format!(
         "/api/v1/pods?watch=1&{}&resourceVersion={}&timeoutSeconds={}&allowWatchBookmarks={}",
@@ -92,9 +92,9 @@ pub(super) fn watch(
         options.timeout.as_secs(),
         options.bookmarks,
     );
-    let ask = Ask {
+    let ask = ApiRequest {
         accept: META,
-        ..Ask::get(&path)
+        ..ApiRequest::get(&path)
     };
     let ended = client
         .open(&ask, options.timeout + STALL_SLACK, cancel)
@@ -107,7 +107,7 @@ pub(super) fn watch(
     }
 }
 
-fn drain(answer: Answer, each: &mut dyn FnMut(Ring)) -> Result<WatchEnd, KubeError> {
+fn drain(answer: ApiResponse, each: &mut dyn FnMut(WatchEvent)) -> Result<WatchEnd, KubeError> {
     let (url, body) = answer.into_reader()?;
     events(Box::new(body), each).map_err(|e| unread(&url, e))
 }
@@ -115,54 +115,61 @@ fn drain(answer: Answer, each: &mut dyn FnMut(Ring)) -> Result<WatchEnd, KubeErr
 /// Reads events, one a line, until their end.
 pub(super) fn events(
     input: Box<dyn std::io::Read + '_>,
-    each: &mut dyn FnMut(Ring),
-) -> Result<WatchEnd, ReadError> {
+    each: &mut dyn FnMut(WatchEvent),
+) -> Result<WatchEnd, DocumentReadError> {
     let budget = Cell::new(0);
-    let mut stream = Stream::new(input, &budget);
+    let mut stream = BudgetReader::new(input, &budget);
     loop {
-        if stream.is_at_end().map_err(|e| ReadError::from_io(&e))? {
+        if stream
+            .is_at_end()
+            .map_err(|e| DocumentReadError::from_io(&e))?
+        {
             return Ok(WatchEnd::Clean);
         }
         budget.set(MAX_EVENT_BYTES);
-        let mut event = Event::default();
-        let read = Top(&mut event).deserialize(&mut Deserializer::from_reader(&mut stream));
+        let mut event = ParsedWatchEvent::default();
+        let read =
+            WatchEventDocument(&mut event).deserialize(&mut Deserializer::from_reader(&mut stream));
         match read {
             Ok(()) => {}
             // The part that came may tell the pod.
             Err(_) if budget.get() == 0 => {
                 if event.error.is_some() {
-                    return Err(ReadError::Wrong("its error is too long".into()));
+                    return Err(DocumentReadError::Wrong("its error is too long".into()));
                 }
             }
-            Err(e) => return Err(ReadError::from_json(e)),
+            Err(e) => return Err(DocumentReadError::from_json(e)),
         }
         if let Some(status) = event.error {
             return Ok(WatchEnd::Error(status));
         }
         each(event.ring);
-        if !stream.skip_line().map_err(|e| ReadError::from_io(&e))? {
+        if !stream
+            .skip_line()
+            .map_err(|e| DocumentReadError::from_io(&e))?
+        {
             return Ok(WatchEnd::Clean);
         }
     }
 }
 
 #[derive(Default)]
-struct Event {
-    ring: Ring,
+struct ParsedWatchEvent {
+    ring: WatchEvent,
     error: Option<ApiError>,
 }
 
 /// `{"type": …, "object": …}`
-struct Top<'a>(&'a mut Event);
+struct WatchEventDocument<'a>(&'a mut ParsedWatchEvent);
 
-impl<'de> DeserializeSeed<'de> for Top<'_> {
+impl<'de> DeserializeSeed<'de> for WatchEventDocument<'_> {
     type Value = ();
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
         reader.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for Top<'_> {
+impl<'de> Visitor<'de> for WatchEventDocument<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -170,16 +177,16 @@ impl<'de> Visitor<'de> for Top<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        while let Some(name) = fields.next_key_seed(Short)? {
+        while let Some(name) = fields.next_key_seed(ShortText)? {
             match name.as_str() {
                 "type" => {
-                    let kind = fields.next_value_seed(Short)?;
+                    let kind = fields.next_value_seed(ShortText)?;
                     self.0.ring.kind = match kind.as_str() {
-                        "ADDED" => RingKind::Added,
-                        "MODIFIED" => RingKind::Modified,
-                        "DELETED" => RingKind::Deleted,
-                        "BOOKMARK" => RingKind::Bookmark,
-                        _ => RingKind::Unknown,
+                        "ADDED" => WatchEventKind::Added,
+                        "MODIFIED" => WatchEventKind::Modified,
+                        "DELETED" => WatchEventKind::Deleted,
+                        "BOOKMARK" => WatchEventKind::Bookmark,
+                        _ => WatchEventKind::Unknown,
                     };
                     if kind == "ERROR" {
                         self.0.error = Some(ApiError::default());
@@ -187,11 +194,11 @@ impl<'de> Visitor<'de> for Top<'_> {
                 }
                 "object" if self.0.error.is_some() => {
                     // A `Status` is small, so it is read whole.
-                    let status = fields.next_value_seed(Plain::new(&Cell::new(0)))?;
+                    let status = fields.next_value_seed(PrunedValue::new(&Cell::new(0)))?;
                     let text = status.to_string();
                     self.0.error = Some(ApiError::read(200, None, text.as_bytes()));
                 }
-                "object" => fields.next_value_seed(Object(&mut self.0.ring))?,
+                "object" => fields.next_value_seed(WatchedObject(&mut self.0.ring))?,
                 _ => {
                     fields.next_value::<IgnoredAny>()?;
                 }
@@ -201,16 +208,16 @@ impl<'de> Visitor<'de> for Top<'_> {
     }
 }
 
-struct Object<'a>(&'a mut Ring);
+struct WatchedObject<'a>(&'a mut WatchEvent);
 
-impl<'de> DeserializeSeed<'de> for Object<'_> {
+impl<'de> DeserializeSeed<'de> for WatchedObject<'_> {
     type Value = ();
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
         reader.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for Object<'_> {
+impl<'de> Visitor<'de> for WatchedObject<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -218,9 +225,9 @@ impl<'de> Visitor<'de> for Object<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        while let Some(name) = fields.next_key_seed(Short)? {
+        while let Some(name) = fields.next_key_seed(ShortText)? {
             if name == "metadata" {
-                fields.next_value_seed(Metadata(self.0))?;
+                fields.next_value_seed(WatchedMetadata(self.0))?;
             } else {
                 fields.next_value::<IgnoredAny>()?;
             }
@@ -229,16 +236,16 @@ impl<'de> Visitor<'de> for Object<'_> {
     }
 }
 
-struct Metadata<'a>(&'a mut Ring);
+struct WatchedMetadata<'a>(&'a mut WatchEvent);
 
-impl<'de> DeserializeSeed<'de> for Metadata<'_> {
+impl<'de> DeserializeSeed<'de> for WatchedMetadata<'_> {
     type Value = ();
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
         reader.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for Metadata<'_> {
+impl<'de> Visitor<'de> for WatchedMetadata<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -246,7 +253,7 @@ impl<'de> Visitor<'de> for Metadata<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        while let Some(name) = fields.next_key_seed(Short)? {
+        while let Some(name) = fields.next_key_seed(ShortText)? {
             let field = match name.as_str() {
                 "uid" => &mut self.0.uid,
                 "resourceVersion" => &mut self.0.resource_version,
@@ -257,23 +264,23 @@ impl<'de> Visitor<'de> for Metadata<'_> {
                     continue;
                 }
             };
-            *field = fields.next_value_seed(Short)?;
+            *field = fields.next_value_seed(ShortText)?;
         }
         Ok(())
     }
 }
 
 /// A text; empty if it is longer than [`MAX_FIELD_BYTES`].
-struct Short;
+struct ShortText;
 
-impl<'de> DeserializeSeed<'de> for Short {
+impl<'de> DeserializeSeed<'de> for ShortText {
     type Value = String;
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<String, D::Error> {
         reader.deserialize_str(self)
     }
 }
 
-impl Visitor<'_> for Short {
+impl Visitor<'_> for ShortText {
     type Value = String;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -293,8 +300,8 @@ impl Visitor<'_> for Short {
 mod tests {
     use super::*;
 
-    fn ring(kind: RingKind, uid: &str, version: &str, name: &str) -> Ring {
-        Ring {
+    fn ring(kind: WatchEventKind, uid: &str, version: &str, name: &str) -> WatchEvent {
+        WatchEvent {
             kind,
             uid: uid.into(),
             resource_version: version.into(),
@@ -303,7 +310,7 @@ mod tests {
         }
     }
 
-    fn read(text: &[u8]) -> (Result<WatchEnd, ReadError>, Vec<Ring>) {
+    fn read(text: &[u8]) -> (Result<WatchEnd, DocumentReadError>, Vec<WatchEvent>) {
         let mut rings = Vec::new();
         let end = events(Box::new(text), &mut |ring| rings.push(ring));
         (end, rings)
@@ -325,11 +332,11 @@ mod tests {
         assert_eq!(
             rings,
             [
-                ring(RingKind::Modified, "u1", "7", "web"),
-                ring(RingKind::Added, "u1", "8", "web"),
-                ring(RingKind::Deleted, "u1", "7", "web"),
-                ring(RingKind::Bookmark, "", "99", ""),
-                ring(RingKind::Unknown, "u1", "", ""),
+                ring(WatchEventKind::Modified, "u1", "7", "web"),
+                ring(WatchEventKind::Added, "u1", "8", "web"),
+                ring(WatchEventKind::Deleted, "u1", "7", "web"),
+                ring(WatchEventKind::Bookmark, "", "99", ""),
+                ring(WatchEventKind::Unknown, "u1", "", ""),
             ]
         );
         // The last line may lack its end; a line that is cut is a break.
@@ -337,7 +344,7 @@ mod tests {
         assert_eq!(read(b"").0.expect("end"), WatchEnd::Clean);
         for end in 1..ONE.len() {
             let (result, rings) = read(&ONE.as_bytes()[..end]);
-            assert!(matches!(result, Err(ReadError::Cut(_))), "{end}");
+            assert!(matches!(result, Err(DocumentReadError::Cut(_))), "{end}");
             assert_eq!(rings, []);
         }
     }
@@ -356,16 +363,16 @@ mod tests {
         assert_eq!(
             rings,
             [
-                ring(RingKind::Modified, "u1", "7", "web"),
-                ring(RingKind::Modified, "", "", ""),
-                ring(RingKind::Modified, "u1", "7", "web"),
+                ring(WatchEventKind::Modified, "u1", "7", "web"),
+                ring(WatchEventKind::Modified, "", "", ""),
+                ring(WatchEventKind::Modified, "u1", "7", "web"),
             ]
         );
         // A field that is too long for what it says it is, in an event that is not.
         let odd = ONE.replace("\"u1\"", &format!("\"{}\"", "u".repeat(300)));
         assert_eq!(
             read(odd.as_bytes()).1,
-            [ring(RingKind::Modified, "", "7", "web")]
+            [ring(WatchEventKind::Modified, "", "7", "web")]
         );
     }
 
@@ -386,7 +393,7 @@ mod tests {
             b"\xff\n",
         ] {
             let (end, rings) = read(text);
-            assert!(matches!(end, Err(ReadError::Wrong(_))), "{end:?}");
+            assert!(matches!(end, Err(DocumentReadError::Wrong(_))), "{end:?}");
             assert_eq!(rings, []);
         }
     }

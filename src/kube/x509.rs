@@ -9,7 +9,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use time::{Date, Month, PrimitiveDateTime, Time};
 
-use crate::api::Wall;
+use crate::api::WallTime;
 use crate::net::tls;
 
 /// Largest certificate looked at, bytes.
@@ -65,15 +65,15 @@ pub enum CertificateError {
 }
 
 /// Result of reading a certificate.
-pub type Read<T> = Result<T, CertificateError>;
+pub type CertificateResult<T> = Result<T, CertificateError>;
 
 /// A certificate as its holder sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificate {
     /// Begin of its validity.
-    pub not_before: Wall,
+    pub not_before: WallTime,
     /// End of its validity.
-    pub not_after: Wall,
+    pub not_after: WallTime,
     /// CN of the subject; empty if there is none.
     pub common_name: String,
     /// O of the subject; none is empty.
@@ -85,7 +85,7 @@ pub struct Certificate {
 }
 
 /// Reads all certificates in PEM text, the holder's first. Of the others, which vouch for it, only the times are read.
-pub fn read_chain(pem: &[u8]) -> Read<Vec<Certificate>> {
+pub fn read_chain(pem: &[u8]) -> CertificateResult<Vec<Certificate>> {
     let chain: Result<Vec<_>, _> = tls::certificates(pem)
         .iter()
         .take(MAX_CHAIN)
@@ -99,16 +99,16 @@ pub fn read_chain(pem: &[u8]) -> Read<Vec<Certificate>> {
 }
 
 /// Reads one certificate in DER.
-pub fn read(der: &[u8]) -> Read<Certificate> {
+pub fn read(der: &[u8]) -> CertificateResult<Certificate> {
     read_as(der, true)
 }
 
 /// Returns the public key of a certificate in DER with its type (`SubjectPublicKeyInfo`), which digests are made of.
-pub fn public_key(der: &[u8]) -> Read<&[u8]> {
+pub fn public_key(der: &[u8]) -> CertificateResult<&[u8]> {
     if der.len() > MAX_CERTIFICATE_BYTES {
         return Err(CertificateError::TooLarge);
     }
-    let mut content = Values(Values::only_first(der)?);
+    let mut content = DerValues(DerValues::only_first(der)?);
     let _version = content.optional(VERSION)?;
     let _serial_number = content.expect(INTEGER)?;
     // Bounded: algorithm, issuer, validity, subject.
@@ -119,16 +119,16 @@ pub fn public_key(der: &[u8]) -> Read<&[u8]> {
     Ok(&from[..from.len() - content.0.len()])
 }
 
-fn read_as(der: &[u8], names: bool) -> Read<Certificate> {
+fn read_as(der: &[u8], names: bool) -> CertificateResult<Certificate> {
     if der.len() > MAX_CERTIFICATE_BYTES {
         return Err(CertificateError::TooLarge);
     }
     certificate(der, names)
 }
 
-fn certificate(der: &[u8], names: bool) -> Read<Certificate> {
-    let mut parts = Values::only(der, SEQUENCE)?;
-    let mut content = Values(parts.expect(SEQUENCE)?);
+fn certificate(der: &[u8], names: bool) -> CertificateResult<Certificate> {
+    let mut parts = DerValues::only(der, SEQUENCE)?;
+    let mut content = DerValues(parts.expect(SEQUENCE)?);
     let _algorithm = parts.expect(SEQUENCE)?;
     let _signature = parts.expect(BIT_STRING)?;
     parts.end()?;
@@ -138,11 +138,11 @@ fn certificate(der: &[u8], names: bool) -> Read<Certificate> {
     let _serial_number = content.expect(INTEGER)?;
     let _algorithm = content.expect(SEQUENCE)?;
     let _issuer = content.expect(SEQUENCE)?;
-    let mut validity = Values(content.expect(SEQUENCE)?);
+    let mut validity = DerValues(content.expect(SEQUENCE)?);
     found.not_before = instant(validity.next()?).ok_or(CertificateError::Malformed)?;
     found.not_after = instant(validity.next()?).ok_or(CertificateError::Malformed)?;
     validity.end()?;
-    let subject = Values(content.expect(SEQUENCE)?);
+    let subject = DerValues(content.expect(SEQUENCE)?);
     let _key = content.expect(SEQUENCE)?;
     let _ids = [content.optional(ISSUER_ID)?, content.optional(SUBJECT_ID)?];
     let extensions = content.optional(EXTENSIONS)?;
@@ -156,11 +156,11 @@ fn certificate(der: &[u8], names: bool) -> Read<Certificate> {
     Ok(found)
 }
 
-fn subject_names(mut subject: Values<'_>, found: &mut Certificate) -> Read<()> {
+fn subject_names(mut subject: DerValues<'_>, found: &mut Certificate) -> CertificateResult<()> {
     while subject.more() {
-        let mut set = Values(subject.expect(SET)?);
+        let mut set = DerValues(subject.expect(SET)?);
         while set.more() {
-            let mut attribute = Values(set.expect(SEQUENCE)?);
+            let mut attribute = DerValues(set.expect(SEQUENCE)?);
             let kind = attribute.expect(OID)?;
             let value = attribute.next()?;
             attribute.end()?;
@@ -175,10 +175,10 @@ fn subject_names(mut subject: Values<'_>, found: &mut Certificate) -> Read<()> {
     Ok(())
 }
 
-fn alternative_names(extensions: &[u8], found: &mut Certificate) -> Read<()> {
-    let mut extensions = Values::only(extensions, SEQUENCE)?;
+fn alternative_names(extensions: &[u8], found: &mut Certificate) -> CertificateResult<()> {
+    let mut extensions = DerValues::only(extensions, SEQUENCE)?;
     while extensions.more() {
-        let mut extension = Values(extensions.expect(SEQUENCE)?);
+        let mut extension = DerValues(extensions.expect(SEQUENCE)?);
         let kind = extension.expect(OID)?;
         let _critical = extension.optional(BOOLEAN)?;
         let value = extension.expect(OCTET_STRING)?;
@@ -186,7 +186,7 @@ fn alternative_names(extensions: &[u8], found: &mut Certificate) -> Read<()> {
         if kind != ALTERNATIVE_NAMES {
             continue;
         }
-        let mut names = Values::only(value, SEQUENCE)?;
+        let mut names = DerValues::only(value, SEQUENCE)?;
         while names.more() {
             match names.next()? {
                 (DNS_NAME, name) => {
@@ -202,7 +202,7 @@ fn alternative_names(extensions: &[u8], found: &mut Certificate) -> Read<()> {
 }
 
 /// Adds a name to `names`. `None` is a name that could not be read.
-fn add<T>(names: &mut Vec<T>, name: Option<T>) -> Read<()> {
+fn add<T>(names: &mut Vec<T>, name: Option<T>) -> CertificateResult<()> {
     if names.len() >= MAX_NAMES {
         return Err(CertificateError::ManyNames);
     }
@@ -210,7 +210,7 @@ fn add<T>(names: &mut Vec<T>, name: Option<T>) -> Read<()> {
     Ok(())
 }
 
-fn text((tag, value): Value<'_>) -> Read<String> {
+fn text((tag, value): Value<'_>) -> CertificateResult<String> {
     let fits = match tag {
         UTF8_STRING => true,
         PRINTABLE_STRING => value
@@ -240,11 +240,11 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
 type Value<'a> = (u8, &'a [u8]);
 
 /// Values in a row, in DER.
-struct Values<'a>(&'a [u8]);
+struct DerValues<'a>(&'a [u8]);
 
-impl<'a> Values<'a> {
+impl<'a> DerValues<'a> {
     /// Returns the content of the single value in `der`.
-    fn only(der: &'a [u8], tag: u8) -> Read<Self> {
+    fn only(der: &'a [u8], tag: u8) -> CertificateResult<Self> {
         let mut one = Self(der);
         let content = one.expect(tag)?;
         one.end()?;
@@ -253,24 +253,24 @@ impl<'a> Values<'a> {
 
     /// Returns the content of the first sequence within the single sequence in `der`: a certificate's
     /// `tbsCertificate`.
-    fn only_first(der: &'a [u8]) -> Read<&'a [u8]> {
+    fn only_first(der: &'a [u8]) -> CertificateResult<&'a [u8]> {
         Self::only(der, SEQUENCE)?.expect(SEQUENCE)
     }
 
-    fn next(&mut self) -> Read<Value<'a>> {
+    fn next(&mut self) -> CertificateResult<Value<'a>> {
         let (value, rest) = split(self.0).ok_or(CertificateError::Malformed)?;
         self.0 = rest;
         Ok(value)
     }
 
-    fn expect(&mut self, tag: u8) -> Read<&'a [u8]> {
+    fn expect(&mut self, tag: u8) -> CertificateResult<&'a [u8]> {
         match self.next()? {
             (found, content) if found == tag => Ok(content),
             _ => Err(CertificateError::Malformed),
         }
     }
 
-    fn optional(&mut self, tag: u8) -> Read<Option<&'a [u8]>> {
+    fn optional(&mut self, tag: u8) -> CertificateResult<Option<&'a [u8]>> {
         match self.0.first() {
             Some(found) if *found == tag => self.expect(tag).map(Some),
             _ => Ok(None),
@@ -281,7 +281,7 @@ impl<'a> Values<'a> {
         !self.0.is_empty()
     }
 
-    fn end(&self) -> Read<()> {
+    fn end(&self) -> CertificateResult<()> {
         if self.more() {
             Err(CertificateError::Malformed)
         } else {
@@ -314,7 +314,7 @@ fn split(der: &[u8]) -> Option<(Value<'_>, &[u8])> {
 }
 
 /// `YYMMDDHHMMSSZ`, or with four digits of the year.
-fn instant((tag, value): Value<'_>) -> Option<Wall> {
+fn instant((tag, value): Value<'_>) -> Option<WallTime> {
     let text = core::str::from_utf8(value).ok()?;
     let digits = match tag {
         UTC_TIME => 2,
@@ -334,7 +334,7 @@ fn instant((tag, value): Value<'_>) -> Option<Wall> {
     parse(century + year, rest)
 }
 
-fn parse(year: i32, rest: &str) -> Option<Wall> {
+fn parse(year: i32, rest: &str) -> Option<WallTime> {
     let rest = rest.strip_suffix('Z')?;
     if rest.len() != 10 || !rest.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -345,7 +345,7 @@ fn parse(year: i32, rest: &str) -> Option<Wall> {
     let time = Time::from_hms(part(2)?, part(3)?, part(4)?).ok()?;
     let at = PrimitiveDateTime::new(date, time).assume_utc();
     // 9999 is how "for ever" is written; it saturates.
-    Some(Wall::from_secs(at.unix_timestamp()))
+    Some(WallTime::from_secs(at.unix_timestamp()))
 }
 
 #[cfg(test)]
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(found.organizations, ["system:nodes"]);
         assert!(found.dns_names.is_empty() && found.ips.is_empty());
         let near =
-            |wall: Wall, seconds: i64| (wall.secs() - at(seconds).unix_timestamp()).abs() < 60;
+            |wall: WallTime, seconds: i64| (wall.secs() - at(seconds).unix_timestamp()).abs() < 60;
         assert!(near(found.not_before, -100) && near(found.not_after, 1000));
         let found = &read_chain(server.certificate.as_bytes()).expect("chain")[0];
         assert_eq!(found.dns_names, ["node-a"]);
@@ -548,11 +548,11 @@ mod tests {
         ] {
             assert_eq!(
                 parse(year, rest),
-                want.map(Wall::from_secs),
+                want.map(WallTime::from_secs),
                 "{year} {rest}"
             );
         }
-        assert_eq!(parse(9999, "1231235959Z"), Some(Wall(i64::MAX)));
+        assert_eq!(parse(9999, "1231235959Z"), Some(WallTime(i64::MAX)));
         for (tag, text, want) in [
             (UTC_TIME, "700101000000Z", Some(0)),
             (GENERALIZED_TIME, "19700101000000Z", Some(0)),
@@ -564,7 +564,7 @@ mod tests {
             (UTC_TIME, "", None),
         ] {
             let found = instant((tag, text.as_bytes()));
-            assert_eq!(found, want.map(Wall::from_secs), "{text}");
+            assert_eq!(found, want.map(WallTime::from_secs), "{text}");
         }
     }
 }

@@ -6,7 +6,7 @@
 use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
 use core::time::Duration;
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 
 /// The verb that a request needs: that of its method, which may be empty. `path`: as for [`subresources`].
 ///
@@ -54,12 +54,12 @@ pub fn forbidden(user: &str, verb: &str, subresources: &[&str]) -> String {
 
 /// Answers that count for a time: at most `most`; the one that ends first makes room for a new one.
 #[derive(Clone, Debug)]
-pub struct Answers<K, V> {
+pub struct AnswerCache<K, V> {
     most: usize,
-    kept: BTreeMap<K, (Mono, V)>,
+    kept: BTreeMap<K, (MonoTime, V)>,
 }
 
-impl<K: Ord + Clone, V: Clone> Answers<K, V> {
+impl<K: Ord + Clone, V: Clone> AnswerCache<K, V> {
     /// Makes an empty store for at most `most` answers.
     #[must_use]
     pub const fn new(most: usize) -> Self {
@@ -71,13 +71,13 @@ impl<K: Ord + Clone, V: Clone> Answers<K, V> {
 
     /// The answer to a question, if it still counts.
     #[must_use]
-    pub fn answer(&self, question: &K, now: Mono) -> Option<V> {
+    pub fn answer(&self, question: &K, now: MonoTime) -> Option<V> {
         let (until, answer) = self.kept.get(question)?;
         (now < *until).then(|| answer.clone())
     }
 
     /// Keeps an answer for `lifetime`; for none at all if that is zero.
-    pub fn keep(&mut self, question: K, answer: V, lifetime: Duration, now: Mono) {
+    pub fn keep(&mut self, question: K, answer: V, lifetime: Duration, now: MonoTime) {
         if lifetime.is_zero() {
             self.kept.remove(&question);
             return;
@@ -216,21 +216,25 @@ mod tests {
     #[test]
     fn answers_end_and_are_bounded() {
         // SRV-06 SRV-10
-        let mut answers = Answers::new(2);
+        let mut answers = AnswerCache::new(2);
         let s = Duration::from_secs;
-        answers.keep("a", 1, s(10), Mono(0));
-        answers.keep("b", 2, s(5), Mono(0));
-        answers.keep("never", 0, s(0), Mono(0));
-        assert_eq!(answers.answer(&"a", Mono(9_999)), Some(1));
-        assert_eq!(answers.answer(&"a", Mono(10_000)), None);
-        assert_eq!(answers.answer(&"never", Mono(0)), None);
-        answers.keep("c", 3, s(10), Mono(1_000));
+        answers.keep("a", 1, s(10), MonoTime(0));
+        answers.keep("b", 2, s(5), MonoTime(0));
+        answers.keep("never", 0, s(0), MonoTime(0));
+        assert_eq!(answers.answer(&"a", MonoTime(9_999)), Some(1));
+        assert_eq!(answers.answer(&"a", MonoTime(10_000)), None);
+        assert_eq!(answers.answer(&"never", MonoTime(0)), None);
+        answers.keep("c", 3, s(10), MonoTime(1_000));
         assert_eq!(answers.kept.len(), 2);
-        assert_eq!(answers.answer(&"b", Mono(1_000)), None, "it ended first");
-        assert_eq!(answers.answer(&"a", Mono(1_000)), Some(1));
-        answers.keep("a", 4, s(1), Mono(1_000));
         assert_eq!(
-            answers.answer(&"c", Mono(1_000)),
+            answers.answer(&"b", MonoTime(1_000)),
+            None,
+            "it ended first"
+        );
+        assert_eq!(answers.answer(&"a", MonoTime(1_000)), Some(1));
+        answers.keep("a", 4, s(1), MonoTime(1_000));
+        assert_eq!(
+            answers.answer(&"c", MonoTime(1_000)),
             Some(3),
             "nothing made room"
         );

@@ -7,7 +7,7 @@
 
 use alloc::{string::String, vec::Vec};
 
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::api::{
     Container, ContainerId, Pod, SandboxId,
     cri::{
@@ -19,7 +19,7 @@ use crate::api::{
 };
 
 use super::kill::{KillCause, single_kill_grace_s};
-pub use super::probe::{ProbeResult, Probes};
+pub use super::probe::{ProbeResult, ProbeResults};
 pub use super::restart::restartable;
 use super::restart::{
     effective_policy, failed_init_restarts, init_failed, restart_all_pending, triggers_restart_all,
@@ -151,7 +151,7 @@ pub fn any_regular_created(pod: &Pod, status: &PodRuntimeStatus) -> bool {
 pub fn compute_pod_actions(
     pod: &Pod,
     status: &PodRuntimeStatus,
-    probes: &dyn Probes,
+    probes: &dyn ProbeResults,
 ) -> PodActions {
     let (create_sandbox, attempt, sandbox_id) = sandbox_changed(pod, status);
     let mut actions = PodActions {
@@ -342,7 +342,7 @@ fn restart_all(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
 fn init_actions(
     pod: &Pod,
     status: &PodRuntimeStatus,
-    probes: &dyn Probes,
+    probes: &dyn ProbeResults,
     actions: &mut PodActions,
 ) -> bool {
     let inits = &pod.spec.init_containers;
@@ -450,7 +450,7 @@ fn sidecar_step(
     pod: &Pod,
     container: &Container,
     instance: &ContainerStatus,
-    probes: &dyn Probes,
+    probes: &dyn ProbeResults,
     actions: &mut PodActions,
 ) -> InitStep {
     match instance.state {
@@ -499,7 +499,7 @@ fn sidecar_step(
 fn regular_actions(
     pod: &Pod,
     status: &PodRuntimeStatus,
-    probes: &dyn Probes,
+    probes: &dyn ProbeResults,
     actions: &mut PodActions,
 ) {
     let mut kept = 0;

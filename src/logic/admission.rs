@@ -9,7 +9,7 @@ use crate::api::{
     Container, Node, Pod,
     node::Taint,
     pod::{ContainerPort, SeccompProfile},
-    pod_status::{Phase, QosClass},
+    pod_status::{PodPhase, QosClass},
 };
 
 use super::{
@@ -17,14 +17,14 @@ use super::{
     node_resources::is_extended,
     node_selector::{fits_node, tolerates},
     pod_kind::{is_critical, is_static},
-    preemption::{Rank, Shortfall, victims},
-    qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY, add, amounts, pod_requests, qos_class},
+    preemption::{PodRank, Shortfall, victims},
+    qos::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceAmounts, add, amounts, pod_requests, qos_class},
     sysctl::SysctlAllowlist,
 };
 
 mod reread;
 
-pub use reread::Rereads;
+pub use reread::NodeRereads;
 
 /// Resource name of the pod count.
 pub const PODS: &str = "pods";
@@ -91,7 +91,7 @@ impl Rejection {
 
 /// Facts about the node that admission uses.
 #[derive(Clone, Debug, Default)]
-pub struct NodeFacts {
+pub struct AdmissionNodeFacts {
     /// Node name.
     pub name: String,
     /// Labels.
@@ -103,20 +103,20 @@ pub struct NodeFacts {
     pub unread: bool,
     /// Resources for all pods together: `cpu` in thousandths, `pods`, the rest in its own unit. A missing resource is
     /// 0.
-    pub allocatable: Amounts,
+    pub allocatable: ResourceAmounts,
     /// Pressure conditions that hold now, in the order in which they are to be named.
     pub pressure: Vec<String>,
     /// Sysctls that pods may set.
     pub sysctls: SysctlAllowlist,
     /// Set if AppArmor works on this node.
     pub apparmor: bool,
-    /// Set if the runtime knows `supplementalGroupsPolicy: Strict`.
+    /// Set if the runtime knows `supplementalGroupsPolicy: StrictDeserializer`.
     pub strict_supplemental_groups: bool,
     /// Resources whose units this agent gives out itself (DEV-05): their number in the Node's status does not count.
     pub devices: Vec<Box<str>>,
 }
 
-impl NodeFacts {
+impl AdmissionNodeFacts {
     /// Takes labels and taints from the Node in the API. Of its allocatable resources takes those that this agent does
     /// not measure itself: extended resources that others have put into the Node's status (NODE-06, NODE-11).
     pub fn learn(&mut self, node: &Node) {
@@ -200,11 +200,11 @@ impl HostPort {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActivePod {
     /// Requests, overhead included.
-    pub requests: Amounts,
+    pub requests: ResourceAmounts,
     /// Host ports of regular containers and sidecars.
     pub host_ports: Vec<HostPort>,
     /// Rank that decides whether a critical pod may preempt this one.
-    pub rank: Rank,
+    pub rank: PodRank,
 }
 
 impl ActivePod {
@@ -214,7 +214,7 @@ impl ActivePod {
         Self {
             requests: pod_requests(pod),
             host_ports: host_ports(pod),
-            rank: Rank::of(pod),
+            rank: PodRank::of(pod),
         }
     }
 }
@@ -253,7 +253,7 @@ pub fn host_ports(pod: &Pod) -> Vec<HostPort> {
 
 /// Decision about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AdmissionVerdict {
     /// The pod may run.
     Admit,
     /// The pod is refused for good.
@@ -275,24 +275,27 @@ pub enum Verdict {
 /// `active`: the other active pods, as ADM-07 words it; a terminating pod keeps its share until its containers are gone.
 /// A pod that is judged a second time after its victims are gone can be refused by [`admit`].
 #[must_use]
-pub fn judge(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Verdict {
+pub fn judge(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> AdmissionVerdict {
     let failures = match before_predicates(pod, node) {
         Ok(()) => predicates(pod, node, active),
-        Err(rejection) => return Verdict::Refuse(rejection),
+        Err(rejection) => return AdmissionVerdict::Refuse(rejection),
     };
     let apparmor = check_apparmor(pod, node);
-    let lacking: Vec<Shortfall> = failures.iter().filter_map(Failure::shortfall).collect();
+    let lacking: Vec<Shortfall> = failures
+        .iter()
+        .filter_map(PredicateFailure::shortfall)
+        .collect();
     if !lacking.is_empty() && is_critical(pod) {
         // No pod is killed for one that would not be admitted even then.
         let other = failures.into_iter().find(|f| f.shortfall().is_none());
-        return match (other.map(Failure::rejection), apparmor) {
-            (Some(rejection), _) | (None, Err(rejection)) => Verdict::Refuse(rejection),
-            (None, Ok(())) => match victims(&Rank::of(pod), &lacking, active) {
-                Ok(victims) => Verdict::Preempt {
+        return match (other.map(PredicateFailure::rejection), apparmor) {
+            (Some(rejection), _) | (None, Err(rejection)) => AdmissionVerdict::Refuse(rejection),
+            (None, Ok(())) => match victims(&PodRank::of(pod), &lacking, active) {
+                Ok(victims) => AdmissionVerdict::Preempt {
                     victims,
                     resource: lacking[0].resource.clone(),
                 },
-                Err(why) => Verdict::Refuse(Rejection::new(
+                Err(why) => AdmissionVerdict::Refuse(Rejection::new(
                     "UnexpectedAdmissionError",
                     format!(
                         "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: {why}"
@@ -301,12 +304,14 @@ pub fn judge(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Verdict {
             },
         };
     }
-    let may_be_old = failures.iter().all(|f| matches!(f, Failure::OfNode(_)));
+    let may_be_old = failures
+        .iter()
+        .all(|f| matches!(f, PredicateFailure::OfNode(_)));
     match (failures.into_iter().next(), apparmor) {
-        (Some(failure), _) if may_be_old => Verdict::ReadNodeAgain(failure.rejection()),
-        (Some(failure), _) => Verdict::Refuse(failure.rejection()),
-        (None, Err(rejection)) => Verdict::Refuse(rejection),
-        (None, Ok(())) => Verdict::Admit,
+        (Some(failure), _) if may_be_old => AdmissionVerdict::ReadNodeAgain(failure.rejection()),
+        (Some(failure), _) => AdmissionVerdict::Refuse(failure.rejection()),
+        (None, Err(rejection)) => AdmissionVerdict::Refuse(rejection),
+        (None, Ok(())) => AdmissionVerdict::Admit,
     }
 }
 
@@ -314,7 +319,7 @@ pub fn judge(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Verdict {
 ///
 /// # Errors
 /// The first refusal.
-pub fn admit(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Result<(), Rejection> {
+pub fn admit(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> Result<(), Rejection> {
     before_predicates(pod, node)?;
     match predicates(pod, node, active).into_iter().next() {
         Some(failure) => Err(failure.rejection()),
@@ -322,7 +327,7 @@ pub fn admit(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Result<(), Re
     }
 }
 
-fn before_predicates(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
+fn before_predicates(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
     check_pressure(pod, node)?;
     check_sysctls(pod, node)?;
     check_claims(pod)?;
@@ -332,7 +337,7 @@ fn before_predicates(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
 
 /// A predicate that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Failure {
+enum PredicateFailure {
     Resource {
         name: String,
         requested: i64,
@@ -344,7 +349,7 @@ enum Failure {
     Other(Rejection),
 }
 
-impl Failure {
+impl PredicateFailure {
     fn rejection(self) -> Rejection {
         match self {
             Self::Resource {
@@ -379,24 +384,24 @@ impl Failure {
 }
 
 /// All predicates that fail, in the order of ADM-05.
-fn predicates(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<Failure> {
+fn predicates(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> Vec<PredicateFailure> {
     let mut failures = lacking_resources(pod, node, active);
     let others = [
-        check_affinity(pod, node).map_err(Failure::OfNode),
-        check_node_name(pod, node).map_err(Failure::Other),
-        check_ports(pod, active).map_err(Failure::Other),
-        check_taints(pod, node).map_err(Failure::OfNode),
+        check_affinity(pod, node).map_err(PredicateFailure::OfNode),
+        check_node_name(pod, node).map_err(PredicateFailure::Other),
+        check_ports(pod, active).map_err(PredicateFailure::Other),
+        check_taints(pod, node).map_err(PredicateFailure::OfNode),
     ];
     failures.extend(others.into_iter().filter_map(Result::err));
     failures
 }
 
 /// Returns true if labels and taints of the node count for the pod.
-fn knows_node_of(pod: &Pod, node: &NodeFacts) -> bool {
+fn knows_node_of(pod: &Pod, node: &AdmissionNodeFacts) -> bool {
     !node.unread || is_static(pod)
 }
 
-fn check_affinity(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
+fn check_affinity(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
     if !knows_node_of(pod, node) || fits_node(pod, &node.name, &node.labels) {
         return Ok(());
     }
@@ -406,7 +411,7 @@ fn check_affinity(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
     ))
 }
 
-fn check_pressure(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
+fn check_pressure(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
     if node.pressure.is_empty() || is_critical(pod) {
         return Ok(());
     }
@@ -441,7 +446,7 @@ fn check_claims(pod: &Pod) -> Result<(), Rejection> {
     }
 }
 
-fn check_sysctls(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
+fn check_sysctls(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
     let sysctls = pod.spec.security_context.iter().flat_map(|c| &c.sysctls);
     for sysctl in sysctls {
         node.sysctls
@@ -467,7 +472,7 @@ fn check_os(pod: &Pod) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn check_groups_policy(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
+fn check_groups_policy(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
     let policy = pod
         .spec
         .security_context
@@ -483,10 +488,14 @@ fn check_groups_policy(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
 }
 
 /// Pods, cpu, memory, ephemeral storage, then the others by name (ADM-06).
-fn lacking_resources(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<Failure> {
+fn lacking_resources(
+    pod: &Pod,
+    node: &AdmissionNodeFacts,
+    active: &[ActivePod],
+) -> Vec<PredicateFailure> {
     let mut failures = Vec::new();
     let mut refuse = |resource: &str, requested: i64, used: i64, capacity: i64| {
-        failures.push(Failure::Resource {
+        failures.push(PredicateFailure::Resource {
             name: resource.into(),
             requested,
             used,
@@ -499,7 +508,7 @@ fn lacking_resources(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<F
         refuse(PODS, 1, pods, capacity(PODS));
     }
     let requests = pod_requests(pod);
-    let mut used = Amounts::new();
+    let mut used = ResourceAmounts::new();
     for other in active {
         add(&mut used, &other.requests);
     }
@@ -521,7 +530,7 @@ fn lacking_resources(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<F
     failures
 }
 
-fn check_node_name(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
+fn check_node_name(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
     if !pod.spec.node_name.is_empty() && pod.spec.node_name != node.name {
         return Err(Rejection::predicate(
             "NodeName",
@@ -547,7 +556,7 @@ fn check_ports(pod: &Pod, active: &[ActivePod]) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn check_taints(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
+fn check_taints(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
     let untolerated = node
         .taints
         .iter()
@@ -561,8 +570,8 @@ fn check_taints(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn check_apparmor(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
-    if node.apparmor || pod.status.phase != Phase::Pending || !asks_apparmor(pod) {
+fn check_apparmor(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
+    if node.apparmor || pod.status.phase != PodPhase::Pending || !asks_apparmor(pod) {
         return Ok(());
     }
     Err(Rejection::new(

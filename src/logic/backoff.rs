@@ -1,14 +1,14 @@
 //! Growing delays: crash loops (BACK) and failed image pulls (IMG-09).
 //!
 //! A delay is kept per key in a sorted array of fixed capacity. Nothing here reads a clock; the agent may store
-//! [`Backoff::records`] in the run dir and give them back after its restart, for `Mono` counts from boot.
+//! [`Backoff::records`] in the run dir and give them back after its restart, for `MonoTime` counts from boot.
 
 use alloc::{boxed::Box, string::String, vec::Vec};
 use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Container, Mono, Pod, PodUid};
+use crate::api::{Container, MonoTime, Pod, PodUid};
 
 use super::{fnv::fnv1a, pod_kind::pod_ref};
 
@@ -24,11 +24,11 @@ pub const MAX_PULL_ERROR_BYTES: usize = 1024;
 /// Owner of a delay: a 64-bit digest. Two keys that collide would share a delay, nothing worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Key(pub u64);
+pub struct BackoffKey(pub u64);
 
 /// Key of a container's restarts: name, namespace, uid, container name, image, resources (BACK-05).
 #[must_use]
-pub fn crash_loop_key(pod: &Pod, container: &Container) -> Key {
+pub fn crash_loop_key(pod: &Pod, container: &Container) -> BackoffKey {
     let meta = &pod.metadata;
     let resources = [&container.resources.limits, &container.resources.requests]
         .into_iter()
@@ -52,33 +52,33 @@ pub fn crash_loop_key(pod: &Pod, container: &Container) -> Key {
 
 /// Key of an image pull: pod uid and image string (IMG-09).
 #[must_use]
-pub fn image_key(uid: &PodUid, image: &str) -> Key {
+pub fn image_key(uid: &PodUid, image: &str) -> BackoffKey {
     digest([uid.as_str(), image].into_iter())
 }
 
-fn digest<'a>(parts: impl Iterator<Item = &'a str>) -> Key {
-    Key(fnv1a(parts.flat_map(|part| part.bytes().chain([0xff_u8]))))
+fn digest<'a>(parts: impl Iterator<Item = &'a str>) -> BackoffKey {
+    BackoffKey(fnv1a(parts.flat_map(|part| part.bytes().chain([0xff_u8]))))
 }
 
 /// Delay of one key, as kept and as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct BackoffRecord {
     /// Owner of the delay.
-    pub key: Key,
+    pub key: BackoffKey,
     /// Time when a restart was last granted, or a pull last failed.
-    pub last: Mono,
+    pub last: MonoTime,
     /// Delay that counts now, milliseconds.
     pub delay_ms: u32,
 }
-const _: () = assert!(size_of::<Record>() <= 24, "one per container");
+const _: () = assert!(size_of::<BackoffRecord>() <= 24, "one per container");
 
 /// A wait that is not over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait {
+pub struct BackoffWait {
     /// The whole delay, as messages name it.
     pub delay: Duration,
     /// End of the wait.
-    pub until: Mono,
+    pub until: MonoTime,
 }
 
 /// Delays of many keys.
@@ -88,7 +88,7 @@ pub struct Wait {
 /// - Source: client-go `flowcontrol.Backoff` as kubelet uses it.
 #[derive(Clone, Debug)]
 pub struct Backoff {
-    records: Vec<Record>,
+    records: Vec<BackoffRecord>,
     capacity: usize,
     initial_ms: u32,
     max_ms: u32,
@@ -110,16 +110,17 @@ impl Backoff {
 
     /// Returns the wait of `key` if it is not over at `now`. The delay counts from `event`.
     #[must_use]
-    pub fn waiting(&self, key: Key, event: Mono, now: Mono) -> Option<Wait> {
+    pub fn waiting(&self, key: BackoffKey, event: MonoTime, now: MonoTime) -> Option<BackoffWait> {
         let record = self.find(key).ok().map(|at| self.records[at])?;
         let delay = Duration::from_millis(u64::from(record.delay_ms));
         let until = event + delay;
-        (event.since_ms(record.last) <= RESET_MS && now < until).then_some(Wait { delay, until })
+        (event.since_ms(record.last) <= RESET_MS && now < until)
+            .then_some(BackoffWait { delay, until })
     }
 
     /// Notes a restart that was granted, or a pull that failed, for an event at `event`: the delay doubles, or starts
     /// at the first one if the last grant is too long before the event (BACK-03).
-    pub fn advance(&mut self, key: Key, event: Mono, now: Mono) {
+    pub fn advance(&mut self, key: BackoffKey, event: MonoTime, now: MonoTime) {
         match self.find(key) {
             Ok(at) => {
                 let record = &mut self.records[at];
@@ -130,7 +131,7 @@ impl Backoff {
                 };
                 record.last = now;
             }
-            Err(_) => self.insert(Record {
+            Err(_) => self.insert(BackoffRecord {
                 key,
                 last: now,
                 delay_ms: self.initial_ms,
@@ -139,14 +140,14 @@ impl Backoff {
     }
 
     /// Forgets `key`.
-    pub fn forget(&mut self, key: Key) {
+    pub fn forget(&mut self, key: BackoffKey) {
         if let Ok(at) = self.find(key) {
             self.records.remove(at);
         }
     }
 
     /// Forgets what can no longer delay anything.
-    pub fn sweep(&mut self, now: Mono) {
+    pub fn sweep(&mut self, now: MonoTime) {
         let useful_ms = RESET_MS + u64::from(self.max_ms);
         self.records
             .retain(|record| now.since_ms(record.last) <= useful_ms);
@@ -154,12 +155,12 @@ impl Backoff {
 
     /// All delays, sorted by key: what the agent may store.
     #[must_use]
-    pub fn records(&self) -> &[Record] {
+    pub fn records(&self) -> &[BackoffRecord] {
         &self.records
     }
 
     /// Takes stored delays back. Those of another boot, visible by a grant after `now`, are dropped.
-    pub fn restore(&mut self, records: impl IntoIterator<Item = Record>, now: Mono) {
+    pub fn restore(&mut self, records: impl IntoIterator<Item = BackoffRecord>, now: MonoTime) {
         for mut record in records {
             if record.last <= now && self.find(record.key).is_err() {
                 record.delay_ms = record.delay_ms.clamp(self.initial_ms, self.max_ms);
@@ -168,11 +169,11 @@ impl Backoff {
         }
     }
 
-    fn find(&self, key: Key) -> Result<usize, usize> {
+    fn find(&self, key: BackoffKey) -> Result<usize, usize> {
         self.records.binary_search_by_key(&key, |r| r.key)
     }
 
-    fn insert(&mut self, record: Record) {
+    fn insert(&mut self, record: BackoffRecord) {
         if self.records.len() >= self.capacity {
             let oldest = self
                 .records
@@ -192,9 +193,9 @@ impl Backoff {
 
 /// A container start that must wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CrashLoop {
+pub struct CrashLoopWait {
     /// Earliest time of the start.
-    pub until: Mono,
+    pub until: MonoTime,
     /// Waiting message: delay, container, pod (BACK-06). The waiting reason is `CrashLoopBackOff`.
     pub message: String,
 }
@@ -210,9 +211,9 @@ pub fn grant_start(
     backoff: &mut Backoff,
     pod: &Pod,
     container: &Container,
-    ended: Option<Mono>,
-    now: Mono,
-) -> Result<(), CrashLoop> {
+    ended: Option<MonoTime>,
+    now: MonoTime,
+) -> Result<(), CrashLoopWait> {
     let Some(event) = ended else {
         return Ok(());
     };
@@ -224,7 +225,7 @@ pub fn grant_start(
             container.name,
             pod_ref(pod)
         );
-        return Err(CrashLoop {
+        return Err(CrashLoopWait {
             until: wait.until,
             message,
         });
@@ -242,9 +243,9 @@ pub fn grant_restart_all(
     backoff: &mut Backoff,
     pod: &Pod,
     container: &Container,
-    ended: Option<Mono>,
-    now: Mono,
-) -> Result<(), CrashLoop> {
+    ended: Option<MonoTime>,
+    now: MonoTime,
+) -> Result<(), CrashLoopWait> {
     let at = backoff.find(crash_loop_key(pod, container));
     match at.is_ok_and(|at| ended.is_some_and(|ended| backoff.records[at].last >= ended)) {
         true => Ok(()),
@@ -257,7 +258,7 @@ pub fn grant_restart_all(
 pub struct ImageBackoff {
     delays: Backoff,
     /// Sorted by key; never more than delays.
-    errors: Vec<(Key, Box<str>)>,
+    errors: Vec<(BackoffKey, Box<str>)>,
 }
 
 impl ImageBackoff {
@@ -272,7 +273,7 @@ impl ImageBackoff {
 
     /// The waiting message if `image` must not be pulled yet (reason `ImagePullBackOff`, IMG-10).
     #[must_use]
-    pub fn waiting(&self, uid: &PodUid, image: &str, now: Mono) -> Option<String> {
+    pub fn waiting(&self, uid: &PodUid, image: &str, now: MonoTime) -> Option<String> {
         let key = image_key(uid, image);
         let record = self
             .delays
@@ -302,7 +303,7 @@ impl ImageBackoff {
     }
 
     /// Notes a failed pull.
-    pub fn failed(&mut self, uid: &PodUid, image: &str, error: &str, now: Mono) {
+    pub fn failed(&mut self, uid: &PodUid, image: &str, error: &str, now: MonoTime) {
         let key = image_key(uid, image);
         self.delays.advance(key, now, now);
         let error: Box<str> = super::text::cut(error, MAX_PULL_ERROR_BYTES).into();
@@ -315,7 +316,7 @@ impl ImageBackoff {
     }
 
     /// Forgets what can no longer delay anything.
-    pub fn sweep(&mut self, now: Mono) {
+    pub fn sweep(&mut self, now: MonoTime) {
         self.delays.sweep(now);
         let delays = &self.delays;
         self.errors.retain(|(key, _)| delays.find(*key).is_ok());
@@ -337,8 +338,8 @@ mod tests {
     use crate::api::Quantity;
     use crate::testing::{container, pod_with};
 
-    fn secs(s: u64) -> Mono {
-        Mono(s * 1000)
+    fn secs(s: u64) -> MonoTime {
+        MonoTime(s * 1000)
     }
 
     /// Crashes at once after each start, and asks every second; returns the waits between end and grant, seconds.
@@ -486,14 +487,14 @@ mod tests {
     fn bounded_stored_and_swept() {
         let mut backoff = Backoff::new(Duration::from_secs(300), 3);
         for n in 0..10 {
-            backoff.advance(Key(n), secs(n), secs(n));
+            backoff.advance(BackoffKey(n), secs(n), secs(n));
             assert!(backoff.records().len() <= 3);
         }
         let keys: Vec<_> = backoff.records().iter().map(|r| r.key.0).collect();
         assert_eq!(keys, [7, 8, 9], "the longest unused goes first");
 
         let text = serde_json::to_string(backoff.records()).expect("json");
-        let stored: Vec<Record> = serde_json::from_str(&text).expect("json");
+        let stored: Vec<BackoffRecord> = serde_json::from_str(&text).expect("json");
         let mut next = Backoff::new(Duration::from_secs(300), 3);
         next.restore(stored.clone(), secs(9));
         assert_eq!(next.records(), backoff.records());
@@ -505,7 +506,7 @@ mod tests {
         assert_eq!(next.records().len(), 1);
         next.sweep(secs(9 + 901));
         assert!(next.records().is_empty());
-        backoff.forget(Key(7));
+        backoff.forget(BackoffKey(7));
         assert_eq!(backoff.records().len(), 2);
     }
 

@@ -4,7 +4,7 @@ use alloc::{collections::BTreeSet, string::String, vec::Vec};
 
 use crate::api::PodError;
 use crate::api::cri::LinuxSecurity;
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 
 /// Every capability of Linux 5.9 and later. Source: capabilities(7).
 pub const ALL: [&str; 41] = [

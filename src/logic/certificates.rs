@@ -7,7 +7,7 @@ use core::time::Duration;
 
 use alloc::string::String;
 
-use crate::api::{CertificateSigningRequest, Mono, Wall};
+use crate::api::{CertificateSigningRequest, MonoTime, WallTime};
 
 /// Longest wait for an answer; then another request is made (BOOT-05).
 pub const CSR_WAIT: Duration = Duration::from_secs(15 * 60);
@@ -39,7 +39,7 @@ pub enum KubeconfigFacts {
     /// The certificate or key is missing or unreadable.
     BadCertificate,
     /// Earliest end of any certificate of its chain.
-    Until(Wall),
+    Until(WallTime),
 }
 
 impl KubeconfigFacts {
@@ -53,7 +53,7 @@ impl KubeconfigFacts {
 
 /// Credentials to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum CredentialChoice {
     /// The kubeconfig's credentials.
     Kubeconfig,
     /// The bootstrap kubeconfig's credentials, until the node has got its own.
@@ -65,30 +65,39 @@ pub enum Choice {
 /// Chooses the credentials (BOOT-01). `trusted`: the clock is known to be right. A clock that may stand in 1970, or far
 /// ahead, cannot tell that a certificate has expired; then the certificate is tried.
 #[must_use]
-pub fn choose(kubeconfig: KubeconfigFacts, bootstrap: bool, now: Wall, trusted: bool) -> Choice {
+pub fn choose(
+    kubeconfig: KubeconfigFacts,
+    bootstrap: bool,
+    now: WallTime,
+    trusted: bool,
+) -> CredentialChoice {
     match kubeconfig {
-        KubeconfigFacts::Until(end) if end < now && trusted && bootstrap => Choice::Bootstrap,
-        KubeconfigFacts::Until(_) | KubeconfigFacts::WithoutCertificate => Choice::Kubeconfig,
+        KubeconfigFacts::Until(end) if end < now && trusted && bootstrap => {
+            CredentialChoice::Bootstrap
+        }
+        KubeconfigFacts::Until(_) | KubeconfigFacts::WithoutCertificate => {
+            CredentialChoice::Kubeconfig
+        }
         KubeconfigFacts::Missing | KubeconfigFacts::BadCertificate if bootstrap => {
-            Choice::Bootstrap
+            CredentialChoice::Bootstrap
         }
         // A wrong file is a mistake, but the bootstrap writes a new one, which mends it.
-        KubeconfigFacts::Wrong if bootstrap => Choice::Bootstrap,
+        KubeconfigFacts::Wrong if bootstrap => CredentialChoice::Bootstrap,
         KubeconfigFacts::Missing | KubeconfigFacts::Wrong | KubeconfigFacts::BadCertificate => {
-            Choice::Neither
+            CredentialChoice::Neither
         }
     }
 }
 
 /// Client certificate to choose between: the kept one or the kubeconfig's.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate<'a> {
+pub struct CertificateCandidate<'a> {
     /// CN
     pub common_name: &'a str,
     /// Begin of validity.
-    pub not_before: Wall,
+    pub not_before: WallTime,
     /// Earliest end of any certificate of its chain.
-    pub end: Wall,
+    pub end: WallTime,
 }
 
 /// Returns true if the kubeconfig's certificate replaces the one that the agent has kept (BOOT-01). Each is `None` if
@@ -98,10 +107,10 @@ pub struct Candidate<'a> {
 /// beginning of their CA. So an expired certificate is replaced by one that ends later.
 #[must_use]
 pub fn is_replaced(
-    kept: Option<Candidate<'_>>,
-    brought: Option<Candidate<'_>>,
+    kept: Option<CertificateCandidate<'_>>,
+    brought: Option<CertificateCandidate<'_>>,
     own: &str,
-    now: Wall,
+    now: WallTime,
 ) -> bool {
     let Some(kept) = kept else {
         return true;
@@ -116,13 +125,13 @@ pub fn is_replaced(
 
 /// Contents of a certificate that the node has.
 #[derive(Clone, Copy, Debug)]
-pub struct Held<'a> {
+pub struct HeldCertificate<'a> {
     /// Begin of validity.
-    pub not_before: Wall,
+    pub not_before: WallTime,
     /// End of validity.
-    pub not_after: Wall,
+    pub not_after: WallTime,
     /// Time when this machine got the certificate, by its own clock of then; `None` if not known.
-    pub since: Option<Wall>,
+    pub since: Option<WallTime>,
     /// CN
     pub common_name: &'a str,
     /// O
@@ -135,7 +144,7 @@ pub struct Held<'a> {
 
 /// Contents that the certificate must have.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct WantedCertificate<'a> {
     /// CN
     pub common_name: &'a str,
     /// O
@@ -151,31 +160,31 @@ pub struct Wanted<'a> {
 /// 0 to 999, drawn once for each certificate; `ours`: this machine's clock.
 #[must_use]
 pub fn rotate_at(
-    held: Option<Held<'_>>,
-    wanted: Wanted<'_>,
+    held: Option<HeldCertificate<'_>>,
+    wanted: WantedCertificate<'_>,
     random: u32,
-    ours: Wall,
-) -> Option<Wall> {
+    ours: WallTime,
+) -> Option<WallTime> {
     let held = held.filter(|held| covers(held, &wanted))?;
     let begins = begins(&held, ours);
     let life = held.not_after.0.saturating_sub(begins.0).max(0);
     let share = ROTATE_FROM + ROTATE_SPAN * random.min(999) / 999;
     let after = life / 1000 * i64::from(share);
-    Some(Wall(begins.0.saturating_add(after)))
+    Some(WallTime(begins.0.saturating_add(after)))
 }
 
 /// Returns the begin of the certificate's life: its arrival on this machine. Some signers, such as k3s, date
 /// certificates back to the beginning of their CA; counted from `not_before`, a new certificate would have to be
 /// renewed at once. An impossible time of arrival is ignored: the clock was wrong then, as on a board without a
 /// battery.
-fn begins(held: &Held<'_>, ours: Wall) -> Wall {
+fn begins(held: &HeldCertificate<'_>, ours: WallTime) -> WallTime {
     let can_be =
-        |since: &Wall| (held.not_before..=held.not_after).contains(since) && *since <= ours;
+        |since: &WallTime| (held.not_before..=held.not_after).contains(since) && *since <= ours;
     held.since.filter(can_be).unwrap_or(held.not_before)
 }
 
 /// Returns true if a certificate has all contents that it must have. More does not matter.
-fn covers(held: &Held<'_>, wanted: &Wanted<'_>) -> bool {
+fn covers(held: &HeldCertificate<'_>, wanted: &WantedCertificate<'_>) -> bool {
     held.common_name == wanted.common_name
         && (wanted.organization.is_empty()
             || held.organizations.iter().any(|o| o == wanted.organization))
@@ -185,7 +194,7 @@ fn covers(held: &Held<'_>, wanted: &Wanted<'_>) -> bool {
 
 /// State of a request for a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CsrVerdict {
     /// The request is not answered yet.
     Wait,
     /// PEM in base64.
@@ -196,14 +205,14 @@ pub enum Verdict {
 
 /// Judges a request as it was read (BOOT-05). `uid`: that of the object created.
 #[must_use]
-pub fn judge(csr: &CertificateSigningRequest, uid: &str) -> Verdict {
+pub fn judge(csr: &CertificateSigningRequest, uid: &str) -> CsrVerdict {
     let has = |kind: &str| csr.status.conditions.iter().find(|c| c.kind == kind);
     if csr.metadata.uid.as_str() != uid {
-        return Verdict::Over("another request has its name".into());
+        return CsrVerdict::Over("another request has its name".into());
     }
     for kind in ["Denied", "Failed"] {
         if let Some(condition) = has(kind) {
-            return Verdict::Over(alloc::format!(
+            return CsrVerdict::Over(alloc::format!(
                 "it is {kind}: {} {}",
                 condition.reason,
                 condition.message
@@ -211,9 +220,9 @@ pub fn judge(csr: &CertificateSigningRequest, uid: &str) -> Verdict {
         }
     }
     if has("Approved").is_some() && !csr.status.certificate.is_empty() {
-        return Verdict::Issued(csr.status.certificate.clone());
+        return CsrVerdict::Issued(csr.status.certificate.clone());
     }
-    Verdict::Wait
+    CsrVerdict::Wait
 }
 
 /// Time until a request that could not be sent is sent again (BOOT-05). `failures`: in a row, 1 after the first;
@@ -231,14 +240,14 @@ pub fn retry_delay(failures: u32, random: u32) -> Duration {
 
 /// Requests in a row since the last certificate that did not have to be renewed at once.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Requests {
+pub struct CertificateRequests {
     failures: u32,
     obtained: u32,
     /// Earliest time of the next request.
-    earliest: Mono,
+    earliest: MonoTime,
 }
 
-impl Requests {
+impl CertificateRequests {
     /// Counts a request without a result. Returns the number of failures in a row.
     pub fn failed(&mut self) -> u32 {
         self.failures = self.failures.saturating_add(1);
@@ -247,7 +256,7 @@ impl Requests {
 
     /// Counts a request that brought a certificate. A signer whose certificates must be renewed at once is not asked
     /// without end: see [`may_ask`](Self::may_ask).
-    pub fn obtained(&mut self, now: Mono) {
+    pub fn obtained(&mut self, now: MonoTime) {
         self.obtained = self.obtained.saturating_add(1);
         if self.obtained == 1 {
             self.failures = 0;
@@ -258,7 +267,7 @@ impl Requests {
 
     /// Returns true if another request may be made.
     #[must_use]
-    pub fn may_ask(&self, now: Mono) -> bool {
+    pub fn may_ask(&self, now: MonoTime) -> bool {
         now >= self.earliest
     }
 }
@@ -269,7 +278,12 @@ impl Requests {
 /// - `without_since`: time since when there is no valid certificate; `None` while there is one.
 /// - `answers`: the apiserver answered the last request, with whatever.
 #[must_use]
-pub fn is_stuck(without_since: Option<Mono>, expired: bool, answers: bool, now: Mono) -> bool {
+pub fn is_stuck(
+    without_since: Option<MonoTime>,
+    expired: bool,
+    answers: bool,
+    now: MonoTime,
+) -> bool {
     answers && (expired || without_since.is_some_and(|since| now - since >= STUCK_TIME))
 }
 
@@ -285,8 +299,8 @@ mod tests {
     #[test]
     fn a_certificate_after_failures_is_none() {
         // BOOT-05 BOOT-09
-        let now = Mono(1000);
-        let mut requests = Requests::default();
+        let now = MonoTime(1000);
+        let mut requests = CertificateRequests::default();
         assert_eq!([requests.failed(), requests.failed()], [1, 2]);
         requests.obtained(now);
         assert!(requests.may_ask(now), "the link has come up");
@@ -296,22 +310,22 @@ mod tests {
             requests.obtained(then);
             assert!(!requests.may_ask(then), "a signer of useless ones");
             let next = then + USELESS_PAUSE;
-            assert!(!requests.may_ask(Mono(next.0 - 1)) && requests.may_ask(next));
+            assert!(!requests.may_ask(MonoTime(next.0 - 1)) && requests.may_ask(next));
             then = next;
         }
         assert_eq!(requests.failed(), 2);
-        assert!(Requests::default().may_ask(Mono(0)));
+        assert!(CertificateRequests::default().may_ask(MonoTime(0)));
     }
 
     #[test]
     fn choices() {
         // BOOT-01 SVC-15
-        use Choice::{Bootstrap, Kubeconfig, Neither};
+        use CredentialChoice::{Bootstrap, Kubeconfig, Neither};
         use KubeconfigFacts::{BadCertificate, Missing, Until, WithoutCertificate, Wrong};
-        let now = Wall::from_secs(100 * DAY);
+        let now = WallTime::from_secs(100 * DAY);
         let (past, future) = (
-            Until(Wall::from_secs(DAY)),
-            Until(Wall::from_secs(200 * DAY)),
+            Until(WallTime::from_secs(DAY)),
+            Until(WallTime::from_secs(200 * DAY)),
         );
         for (name, facts, bootstrap, trusted, want) in [
             ("as it is", future, true, true, Kubeconfig),
@@ -361,22 +375,22 @@ mod tests {
             |all: &[&str]| -> Vec<IpAddr> { all.iter().map(|t| t.parse().expect("ip")).collect() };
         let (nodes, names, more) = (text(&["system:nodes"]), text(&["a"]), text(&["a", "b"]));
         let (one, two) = (ips(&["10.0.0.1"]), ips(&["10.0.0.2", "10.0.0.1"]));
-        let held = Held {
-            not_before: Wall::from_secs(1000 * DAY),
-            not_after: Wall::from_secs(1010 * DAY),
+        let held = HeldCertificate {
+            not_before: WallTime::from_secs(1000 * DAY),
+            not_after: WallTime::from_secs(1010 * DAY),
             since: None,
             common_name: "n",
             organizations: &nodes,
             dns_names: &more,
             ips: &two,
         };
-        let wanted = Wanted {
+        let wanted = WantedCertificate {
             common_name: "n",
             organization: "system:nodes",
             dns_names: &names,
             ips: &one,
         };
-        let now = Wall::from_secs(1001 * DAY);
+        let now = WallTime::from_secs(1001 * DAY);
         let days = |random| rotate_at(Some(held), wanted, random, now).map(|at| at.secs() / DAY);
         assert_eq!(
             (days(0), days(500), days(999)),
@@ -386,7 +400,7 @@ mod tests {
             ("none", None, wanted),
             (
                 "another node",
-                Some(Held {
+                Some(HeldCertificate {
                     common_name: "m",
                     ..held
                 }),
@@ -394,7 +408,7 @@ mod tests {
             ),
             (
                 "another group",
-                Some(Held {
+                Some(HeldCertificate {
                     organizations: &names,
                     ..held
                 }),
@@ -402,7 +416,7 @@ mod tests {
             ),
             (
                 "a name is missing",
-                Some(Held {
+                Some(HeldCertificate {
                     dns_names: &[],
                     ..held
                 }),
@@ -410,8 +424,8 @@ mod tests {
             ),
             (
                 "an address is missing",
-                Some(Held { ips: &one, ..held }),
-                Wanted {
+                Some(HeldCertificate { ips: &one, ..held }),
+                WantedCertificate {
                     ips: &two,
                     ..wanted
                 },
@@ -419,25 +433,28 @@ mod tests {
         ] {
             assert_eq!(rotate_at(held, wanted, 0, now), None, "{name}");
         }
-        let odd = Held {
-            not_after: Wall(i64::MIN),
-            not_before: Wall(i64::MAX),
+        let odd = HeldCertificate {
+            not_after: WallTime(i64::MIN),
+            not_before: WallTime(i64::MAX),
             ..held
         };
-        assert_eq!(rotate_at(Some(odd), wanted, 999, now), Some(Wall(i64::MAX)));
+        assert_eq!(
+            rotate_at(Some(odd), wanted, 999, now),
+            Some(WallTime(i64::MAX))
+        );
     }
 
     #[test]
     fn a_life_begins_here() {
         // BOOT-07: a certificate that is dated back to the beginning of its CA, years ago.
-        let day = |day: i64| Wall::from_secs(day * DAY);
-        let wanted = Wanted {
+        let day = |day: i64| WallTime::from_secs(day * DAY);
+        let wanted = WantedCertificate {
             common_name: "n",
             organization: "",
             dns_names: &[],
             ips: &[],
         };
-        let held = Held {
+        let held = HeldCertificate {
             not_before: day(1000),
             not_after: day(3000),
             since: None,
@@ -455,7 +472,7 @@ mod tests {
             ("it is still to come", Some(2900), 2899, 2400),
             ("the clock stands in 1970", Some(2900), 1, 2400),
         ] {
-            let held = Held {
+            let held = HeldCertificate {
                 since: since.map(day),
                 ..held
             };
@@ -468,10 +485,10 @@ mod tests {
     fn which_of_two() {
         // BOOT-01
         let of = |common_name: &'static str, from: i64, to: i64| {
-            Some(Candidate {
+            Some(CertificateCandidate {
                 common_name,
-                not_before: Wall::from_secs(from * DAY),
-                end: Wall::from_secs(to * DAY),
+                not_before: WallTime::from_secs(from * DAY),
+                end: WallTime::from_secs(to * DAY),
             })
         };
         for (name, kept, brought, want) in [
@@ -504,7 +521,7 @@ mod tests {
             ),
             ("both for another name", of("m", 2, 9), of("m", 1, 9), false),
         ] {
-            let now = Wall::from_secs(5 * DAY);
+            let now = WallTime::from_secs(5 * DAY);
             assert_eq!(is_replaced(kept, brought, "n", now), want, "{name}");
         }
     }
@@ -529,19 +546,19 @@ mod tests {
                 certificate: certificate.into(),
             },
         };
-        let over = |why: &str| Verdict::Over(why.into());
+        let over = |why: &str| CsrVerdict::Over(why.into());
         for (name, csr, want) in [
-            ("new", csr("u", &[], ""), Verdict::Wait),
+            ("new", csr("u", &[], ""), CsrVerdict::Wait),
             (
                 "approved, not signed",
                 csr("u", &["Approved"], ""),
-                Verdict::Wait,
+                CsrVerdict::Wait,
             ),
-            ("signed, not approved", csr("u", &[], "x"), Verdict::Wait),
+            ("signed, not approved", csr("u", &[], "x"), CsrVerdict::Wait),
             (
                 "both",
                 csr("u", &["Approved"], "x"),
-                Verdict::Issued("x".into()),
+                CsrVerdict::Issued("x".into()),
             ),
             (
                 "denied",
@@ -569,8 +586,8 @@ mod tests {
         let seconds: Vec<_> = (1..=7).map(|n| retry_delay(n, 0).as_secs()).collect();
         assert_eq!(seconds, [2, 4, 8, 16, 32, 32, 32]);
         assert_eq!(retry_delay(1, 999), Duration::from_micros(2_199_800));
-        let now = Mono(1_000_000);
-        let since = |seconds: u64| Some(Mono(1_000_000 - seconds * 1000));
+        let now = MonoTime(1_000_000);
+        let since = |seconds: u64| Some(MonoTime(1_000_000 - seconds * 1000));
         for (name, without, expired, answers, want) in [
             ("all is well", None, false, true, false),
             ("not for long", since(299), false, true, false),

@@ -10,12 +10,12 @@ use alloc::{
 
 use crate::api::cri::{CgroupDriver, LinuxResources};
 use crate::api::oci::PodCgroup;
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, Pod, PodError, Quantity};
 use crate::pod_kind;
 use crate::pod_resources::{
-    Amount, amount, container_amount, containers_sum, names, own_sum, pod_level, pod_sum,
+    AmountKind, amount, container_amount, containers_sum, names, own_sum, pod_level, pod_sum,
 };
 use crate::pod_writes::WriteLimits;
 
@@ -100,7 +100,7 @@ pub struct MemoryQos {
 
 /// Requests of all active pods together: they set the shares and the protection of the groups above the pods'.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct PodRequestTotals {
     /// CPU of Burstable ones, thousandths.
     pub burstable_milli: i64,
     /// Memory of Burstable pods, bytes.
@@ -237,14 +237,16 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
         cpu_shares: Some(MIN_SHARES),
         pids_limit: Some(settings.pod_pids_limit).filter(|&limit| limit > 0),
         hugepage_limits: hugepages(settings, |size| {
-            hugepage_sum(pod, Amount::Requests, size).unwrap_or(0)
+            hugepage_sum(pod, AmountKind::Requests, size).unwrap_or(0)
         }),
         ..LinuxResources::default()
     };
     if qos != QosClass::BestEffort {
-        values.cpu_shares = Some(shares(pod_sum(pod, Amount::Requests, "cpu").unwrap_or(0)));
+        values.cpu_shares = Some(shares(
+            pod_sum(pod, AmountKind::Requests, "cpu").unwrap_or(0),
+        ));
         if every_container_is_limited(pod, "cpu") {
-            let limit = pod_sum(pod, Amount::Limits, "cpu").unwrap_or(0);
+            let limit = pod_sum(pod, AmountKind::Limits, "cpu").unwrap_or(0);
             values.cpu_quota_us = Some(match (settings.cfs_quota, limit) {
                 (true, 1..) => quota(limit, settings.cfs_period_us),
                 (_, _) => -1,
@@ -253,7 +255,7 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
         }
         values.memory_limit_bytes = memory_limit(pod);
     }
-    let asked = pod_sum(pod, Amount::Requests, "memory").unwrap_or(0);
+    let asked = pod_sum(pod, AmountKind::Requests, "memory").unwrap_or(0);
     protect(&mut values, qos, asked, settings);
     PodCgroup {
         path: settings.tree.pod(qos, &pod.metadata.uid),
@@ -264,7 +266,7 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
 /// Bytes of memory that a pod may use as a whole; `None`: there is no such limit.
 #[must_use]
 pub fn memory_limit(pod: &Pod) -> Option<i64> {
-    let limit = pod_sum(pod, Amount::Limits, "memory").filter(|&limit| limit > 0);
+    let limit = pod_sum(pod, AmountKind::Limits, "memory").filter(|&limit| limit > 0);
     limit.filter(|_| every_container_is_limited(pod, "memory"))
 }
 
@@ -273,8 +275,9 @@ pub fn memory_limit(pod: &Pod) -> Option<i64> {
 fn every_container_is_limited(pod: &Pod, name: &str) -> bool {
     let limited = |limit: Option<i64>| limit.is_some_and(|limit| limit > 0);
     let mut containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-    limited(pod_level(pod, Amount::Limits, name))
-        || containers.all(|container| limited(container_amount(container, Amount::Limits, name)))
+    limited(pod_level(pod, AmountKind::Limits, name))
+        || containers
+            .all(|container| limited(container_amount(container, AmountKind::Limits, name)))
 }
 
 /// Protects so much memory of a group: the kernel takes it last (`memory.low`, Burstable) or never (`memory.min`,
@@ -306,7 +309,10 @@ pub fn unprotect(values: &mut LinuxResources, qos: QosClass, settings: &CgroupSe
 /// Memory that `kubepods` protects for the pods below it: no group protects more than those above it. `None`: no memory
 /// is protected.
 #[must_use]
-pub fn kubepods_protection(asked: Asked, settings: &CgroupSettings) -> Option<LinuxResources> {
+pub fn kubepods_protection(
+    asked: PodRequestTotals,
+    settings: &CgroupSettings,
+) -> Option<LinuxResources> {
     let mut values = LinuxResources::default();
     protect(
         &mut values,
@@ -325,7 +331,11 @@ pub fn kubepods_protection(asked: Asked, settings: &CgroupSettings) -> Option<Li
 
 /// Values of a tier (RES-13).
 #[must_use]
-pub fn tier_values(qos: QosClass, asked: Asked, settings: &CgroupSettings) -> LinuxResources {
+pub fn tier_values(
+    qos: QosClass,
+    asked: PodRequestTotals,
+    settings: &CgroupSettings,
+) -> LinuxResources {
     let sizes = settings.hugepage_sizes.iter();
     let mut values = LinuxResources {
         cpu_shares: match qos {
@@ -364,12 +374,12 @@ pub fn container_resources(
     settings: &CgroupSettings,
 ) -> LinuxResources {
     let limit = |name| {
-        let own = container_amount(container, Amount::Limits, name).filter(|&limit| limit > 0);
-        own.or_else(|| pod_level(pod, Amount::Limits, name))
+        let own = container_amount(container, AmountKind::Limits, name).filter(|&limit| limit > 0);
+        own.or_else(|| pod_level(pod, AmountKind::Limits, name))
             .filter(|&limit| limit > 0)
     };
     let cpu_limit = limit("cpu");
-    let cpu_request = container_amount(container, Amount::Requests, "cpu").or(cpu_limit);
+    let cpu_request = container_amount(container, AmountKind::Requests, "cpu").or(cpu_limit);
     let memory_limit = limit("memory");
     let quota = cpu_limit
         .filter(|_| settings.cfs_quota)
@@ -381,9 +391,9 @@ pub fn container_resources(
         memory_limit_bytes: memory_limit,
         oom_score_adj: oom_score_adj(pod, container, qos, settings.node_memory_bytes),
         hugepage_limits: hugepages(settings, |size| {
-            let own = hugepage_amount(Amount::Limits.of(&container.resources), size);
+            let own = hugepage_amount(AmountKind::Limits.of(&container.resources), size);
             let whole = pod.spec.resources.as_ref();
-            own.or_else(|| whole.and_then(|r| hugepage_amount(Amount::Limits.of(r), size)))
+            own.or_else(|| whole.and_then(|r| hugepage_amount(AmountKind::Limits.of(r), size)))
                 .unwrap_or(0)
         }),
         ..LinuxResources::default()
@@ -394,7 +404,7 @@ pub fn container_resources(
     if settings.v2
         && let Some(qos_memory) = settings.memory_qos
     {
-        let request = container_amount(container, Amount::Requests, "memory").unwrap_or(0);
+        let request = container_amount(container, AmountKind::Requests, "memory").unwrap_or(0);
         if let Some(high) = throttled_from(request, memory_limit, qos_memory) {
             values
                 .unified
@@ -445,9 +455,9 @@ pub fn sandbox_resources(pod: &Pod, settings: &CgroupSettings) -> (LinuxResource
         }
         values
     };
-    let limit = |name| own_sum(pod, Amount::Limits, name).unwrap_or(0);
+    let limit = |name| own_sum(pod, AmountKind::Limits, name).unwrap_or(0);
     let own = values(
-        own_sum(pod, Amount::Requests, "cpu"),
+        own_sum(pod, AmountKind::Requests, "cpu"),
         limit("cpu"),
         limit("memory"),
     );
@@ -461,8 +471,8 @@ pub fn sandbox_resources(pod: &Pod, settings: &CgroupSettings) -> (LinuxResource
 
 /// Swap of a container, bytes (RES-08). Only cgroup v2 can share swap out.
 fn swap_bytes(pod: &Pod, container: &Container, qos: QosClass, settings: &CgroupSettings) -> i64 {
-    let request = container_amount(container, Amount::Requests, "memory").unwrap_or(0);
-    let limit = container_amount(container, Amount::Limits, "memory");
+    let request = container_amount(container, AmountKind::Requests, "memory").unwrap_or(0);
+    let limit = container_amount(container, AmountKind::Limits, "memory");
     let gets_some = settings.limited_swap
         && qos == QosClass::Burstable
         && !pod_kind::is_critical(pod)
@@ -495,7 +505,7 @@ pub fn oom_score_adj(
 
 fn burstable_oom(pod: &Pod, container: &Container, node_memory_bytes: i64) -> i64 {
     let request = |container: &Container| {
-        container_amount(container, Amount::Requests, "memory").unwrap_or(0)
+        container_amount(container, AmountKind::Requests, "memory").unwrap_or(0)
     };
     let extra = unallocated_share(pod);
     let score = |bytes: i64| {
@@ -522,11 +532,12 @@ fn burstable_oom(pod: &Pod, container: &Container, node_memory_bytes: i64) -> i6
 
 /// Each container's share of the memory that the pod requests beyond its containers' requests.
 fn unallocated_share(pod: &Pod) -> i64 {
-    let Some(whole) = pod_level(pod, Amount::Requests, "memory").filter(|&whole| whole > 0) else {
+    let Some(whole) = pod_level(pod, AmountKind::Requests, "memory").filter(|&whole| whole > 0)
+    else {
         return 0;
     };
     let count = pod.spec.containers.len() + pod.spec.init_containers.len();
-    let spare = whole - containers_sum(pod, Amount::Requests, "memory").unwrap_or(0);
+    let spare = whole - containers_sum(pod, AmountKind::Requests, "memory").unwrap_or(0);
     let count = i64::try_from(count).unwrap_or(i64::MAX).max(1);
     spare.max(0) / count
 }
@@ -543,7 +554,7 @@ fn hugepages(settings: &CgroupSettings, bytes: impl Fn(u64) -> i64) -> BTreeMap<
 }
 
 /// The pod's sum for one page size, however its name is written.
-fn hugepage_sum(pod: &Pod, which: Amount, size: u64) -> Option<i64> {
+fn hugepage_sum(pod: &Pod, which: AmountKind, size: u64) -> Option<i64> {
     let name = names(pod, which)
         .into_iter()
         .find(|name| is_page_size(name, size))?;
@@ -576,7 +587,7 @@ fn page_size(text: &str) -> Option<u64> {
 #[must_use]
 pub fn medium_page_size(pod: &Pod, medium: &str) -> Option<Result<u64, PodError>> {
     let size = medium.strip_prefix("HugePages")?;
-    let mut asked = names(pod, Amount::Requests)
+    let mut asked = names(pod, AmountKind::Requests)
         .into_iter()
         .filter_map(|name| page_size(name.strip_prefix("hugepages-")?));
     Some(match size.strip_prefix('-') {
@@ -829,9 +840,9 @@ mod tests {
             (Burstable, 1000, Some(1024)),
             (Guaranteed, 1000, None),
         ] {
-            let asked = Asked {
+            let asked = PodRequestTotals {
                 burstable_milli: milli,
-                ..Asked::default()
+                ..PodRequestTotals::default()
             };
             let values = tier_values(qos, asked, &settings);
             assert_eq!(values.cpu_shares, want);
@@ -945,7 +956,10 @@ mod tests {
         };
         assert_eq!(throttled_from(1, Some(10_000), odd), None, "no page");
         assert_eq!(throttled_from(1, Some(20_000), odd), Some(4096));
-        assert_eq!(kubepods_protection(Asked::default(), &settings), None);
+        assert_eq!(
+            kubepods_protection(PodRequestTotals::default(), &settings),
+            None
+        );
 
         settings.memory_qos.as_mut().expect("on").reserves = true;
         let kept = Some(100 << 20);
@@ -954,7 +968,7 @@ mod tests {
         assert_eq!(got(3, BestEffort, &settings)[1..], [None, None]);
         let group = pod_cgroup(&pod, Burstable, &settings).values.unified;
         assert_eq!(group["memory.low"], (264 << 20).to_string());
-        let asked = Asked {
+        let asked = PodRequestTotals {
             burstable_milli: 0,
             burstable_bytes: 7,
             guaranteed_bytes: 9,

@@ -20,7 +20,7 @@ use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Mono, Wall};
+use crate::api::{MonoTime, WallTime};
 
 /// Stretches that are remembered. When there are more, the shortest is forgotten: it has the fewest times.
 const MAX_STRETCHES: usize = 16;
@@ -34,17 +34,17 @@ const NS_PER_MS: i64 = 1_000_000;
 /// Time from one jump of the wall clock to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Stretch {
+struct ClockStretch {
     /// Wall clock less time since boot at the begin (`first_ms`) and at the last look (`last_ms`), milliseconds.
     first_ms: i64,
     last_ms: i64,
-    from: Mono,
-    to: Mono,
+    from: MonoTime,
+    to: MonoTime,
 }
 
-impl Stretch {
+impl ClockStretch {
     /// Returns true if a clock of this stretch may have shown `at`.
-    fn said(&self, at: Wall) -> bool {
+    fn said(&self, at: WallTime) -> bool {
         let at = at.0.div_euclid(NS_PER_MS);
         let begin = wall_ms(self.first_ms.min(self.last_ms), self.from);
         let end = wall_ms(self.first_ms.max(self.last_ms), self.to);
@@ -59,16 +59,16 @@ impl Stretch {
 /// First moment at which somebody kept the clock right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Certain {
+struct CertainMoment {
     /// The wall clock less the time since boot, milliseconds.
     offset_ms: i64,
-    at: Mono,
+    at: MonoTime,
 }
 
 /// Result of a look at the clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Seen {
+pub enum ClockObservation {
     /// The wall clock goes on as it did.
     Same,
     /// The wall clock was set.
@@ -83,8 +83,8 @@ pub enum Seen {
 #[serde(rename_all = "camelCase")]
 pub struct ClockHistory {
     /// In their order; neighbours overlap by the time between two looks.
-    stretches: Vec<Stretch>,
-    certain: Option<Certain>,
+    stretches: Vec<ClockStretch>,
+    certain: Option<CertainMoment>,
 }
 
 impl ClockHistory {
@@ -99,7 +99,12 @@ impl ClockHistory {
 
     /// Looks at both clocks. `is_right` tells whether somebody keeps the wall clock right; it is not called after it
     /// was true.
-    pub fn look(&mut self, now: Mono, wall: Wall, is_right: impl FnOnce() -> bool) -> Seen {
+    pub fn look(
+        &mut self,
+        now: MonoTime,
+        wall: WallTime,
+        is_right: impl FnOnce() -> bool,
+    ) -> ClockObservation {
         let offset_ms = wall
             .0
             .div_euclid(NS_PER_MS)
@@ -118,25 +123,33 @@ impl ClockHistory {
             }
             // This is the first look, so the clock may have been like this since the boot.
             None => {
-                self.begin(offset_ms, Mono(0), now);
+                self.begin(offset_ms, MonoTime(0), now);
                 true
             }
         };
         if self.certain.is_none() && is_right() {
-            self.certain = Some(Certain { offset_ms, at: now });
-            return Seen::Right;
+            self.certain = Some(CertainMoment { offset_ms, at: now });
+            return ClockObservation::Right;
         }
-        if was_set { Seen::Set } else { Seen::Same }
+        if was_set {
+            ClockObservation::Set
+        } else {
+            ClockObservation::Same
+        }
     }
 
-    fn begin(&mut self, offset_ms: i64, from: Mono, to: Mono) {
+    fn begin(&mut self, offset_ms: i64, from: MonoTime, to: MonoTime) {
         if self.stretches.len() >= MAX_STRETCHES {
-            let lengths = self.stretches.iter().map(Stretch::length_ms).enumerate();
+            let lengths = self
+                .stretches
+                .iter()
+                .map(ClockStretch::length_ms)
+                .enumerate();
             if let Some((shortest, _)) = lengths.min_by_key(|(_, length)| *length) {
                 self.stretches.remove(shortest);
             }
         }
-        self.stretches.push(Stretch {
+        self.stretches.push(ClockStretch {
             first_ms: offset_ms,
             last_ms: offset_ms,
             from,
@@ -155,7 +168,7 @@ impl ClockHistory {
     ///
     /// To be asked once for each time: the result may look like a time of another stretch.
     #[must_use]
-    pub fn corrected(&self, at: Wall) -> Wall {
+    pub fn corrected(&self, at: WallTime) -> WallTime {
         let Some(certain) = &self.certain else {
             return at;
         };
@@ -171,7 +184,7 @@ impl ClockHistory {
     /// Corrects `at`, which may have been corrected already: only an impossible time is moved. Such a time lies before
     /// this boot or in the future, and the clock of this boot has shown it.
     #[must_use]
-    pub fn believed(&self, at: Wall, now: Mono) -> Wall {
+    pub fn believed(&self, at: WallTime, now: MonoTime) -> WallTime {
         let is_possible = self.certain.is_none_or(|certain| {
             let ms = at.0.div_euclid(NS_PER_MS);
             let end = wall_ms(certain.offset_ms, now);
@@ -184,9 +197,9 @@ impl ClockHistory {
     /// present. A time before this boot becomes its begin; a time that is still to come by the wall clock may be later
     /// than `now`.
     #[must_use]
-    pub fn moment(&self, at: Wall, now: Mono, wall: Wall) -> Mono {
+    pub fn moment(&self, at: WallTime, now: MonoTime, wall: WallTime) -> MonoTime {
         let ms = at.0.div_euclid(NS_PER_MS);
-        let of = |offset_ms: i64| Mono(ms.saturating_sub(offset_ms).max(0).unsigned_abs());
+        let of = |offset_ms: i64| MonoTime(ms.saturating_sub(offset_ms).max(0).unsigned_abs());
         let certain = self.certain.map(|certain| certain.offset_ms);
         let is_possible =
             |offset: &i64| ms >= offset.saturating_sub(CUT_MS) && ms <= wall_ms(*offset, now);
@@ -197,7 +210,7 @@ impl ClockHistory {
             Some(stretch) => of(stretch.last_ms),
             None => {
                 let later_ms = at.0.saturating_sub(wall.0) / NS_PER_MS;
-                Mono(now.0.saturating_add_signed(later_ms))
+                MonoTime(now.0.saturating_add_signed(later_ms))
             }
         }
     }
@@ -205,9 +218,9 @@ impl ClockHistory {
     /// Returns the time that has passed since `at`. For a time before this boot the difference of two wall clocks is
     /// the best that is known.
     #[must_use]
-    pub fn since(&self, at: Wall, now: Mono, wall: Wall) -> Duration {
+    pub fn since(&self, at: WallTime, now: MonoTime, wall: WallTime) -> Duration {
         let then = self.moment(at, now, wall);
-        if then > Mono(0) {
+        if then > MonoTime(0) {
             return now - then;
         }
         let age = wall.0.saturating_sub(at.0);
@@ -216,12 +229,12 @@ impl ClockHistory {
 }
 
 /// Wall clock at the time since boot `at`, when it is `offset_ms` ahead of it, milliseconds.
-fn wall_ms(offset_ms: i64, at: Mono) -> i64 {
+fn wall_ms(offset_ms: i64, at: MonoTime) -> i64 {
     offset_ms.saturating_add_unsigned(at.0)
 }
 
-fn moved(at: Wall, by_ms: i64) -> Wall {
-    Wall(at.0.saturating_add(by_ms.saturating_mul(NS_PER_MS)))
+fn moved(at: WallTime, by_ms: i64) -> WallTime {
+    WallTime(at.0.saturating_add(by_ms.saturating_mul(NS_PER_MS)))
 }
 
 #[cfg(test)]
@@ -235,32 +248,32 @@ mod tests {
     #[derive(Default)]
     struct Boot {
         history: ClockHistory,
-        now: Mono,
+        now: MonoTime,
         offset_s: i64,
         is_right: bool,
     }
 
     impl Boot {
-        fn wall(&self) -> Wall {
-            Wall::from_secs(self.offset_s + i64::try_from(self.now.0 / 1000).expect("small"))
+        fn wall(&self) -> WallTime {
+            WallTime::from_secs(self.offset_s + i64::try_from(self.now.0 / 1000).expect("small"))
         }
 
-        fn look(&mut self) -> Seen {
+        fn look(&mut self) -> ClockObservation {
             let (wall, is_right) = (self.wall(), self.is_right);
             self.history.look(self.now, wall, || is_right)
         }
 
-        fn pass(&mut self, seconds: u64) -> Seen {
+        fn pass(&mut self, seconds: u64) -> ClockObservation {
             self.now = self.now + Duration::from_secs(seconds);
             self.look()
         }
 
-        fn age(&self, at: Wall) -> u64 {
+        fn age(&self, at: WallTime) -> u64 {
             self.history.since(at, self.now, self.wall()).as_secs()
         }
 
-        fn at(&self, second: i64) -> Wall {
-            Wall::from_secs(NOW_S + second)
+        fn at(&self, second: i64) -> WallTime {
+            WallTime::from_secs(NOW_S + second)
         }
     }
 
@@ -268,10 +281,10 @@ mod tests {
     fn what_was_dated_in_1970_moves_once_the_clock_is_right() {
         // TIME-05
         let mut boot = Boot::default();
-        assert_eq!(boot.pass(20), Seen::Set, "the first look");
-        assert_eq!(boot.pass(0), Seen::Same);
+        assert_eq!(boot.pass(20), ClockObservation::Set, "the first look");
+        assert_eq!(boot.pass(0), ClockObservation::Same);
         let first = boot.wall();
-        assert_eq!(boot.pass(40), Seen::Same);
+        assert_eq!(boot.pass(40), ClockObservation::Same);
         let second = boot.wall();
         assert_eq!(
             boot.history.corrected(first),
@@ -280,25 +293,25 @@ mod tests {
         );
         // The network comes: first the clock is set, then it counts as right.
         boot.offset_s = NOW_S;
-        assert_eq!(boot.pass(2), Seen::Set);
+        assert_eq!(boot.pass(2), ClockObservation::Set);
         let third = boot.wall();
         assert_eq!(boot.history.corrected(first), first);
         boot.is_right = true;
-        assert_eq!(boot.pass(2), Seen::Right);
+        assert_eq!(boot.pass(2), ClockObservation::Right);
         assert_eq!(boot.history.corrected(first), boot.at(20));
         assert_eq!(boot.history.corrected(second), boot.at(60));
         assert_eq!(boot.history.corrected(third), third);
         assert_eq!(boot.history.corrected(boot.wall()), boot.wall());
         // A boot before this one knew better.
-        let before = Wall::from_secs(NOW_S - 86_400);
+        let before = WallTime::from_secs(NOW_S - 86_400);
         assert_eq!(boot.history.corrected(before), before);
         // It is told once.
-        assert_eq!(boot.pass(2), Seen::Same);
+        assert_eq!(boot.pass(2), ClockObservation::Same);
         boot.is_right = false;
         boot.offset_s = 5;
-        assert_eq!(boot.pass(2), Seen::Set);
+        assert_eq!(boot.pass(2), ClockObservation::Set);
         boot.is_right = true;
-        assert_eq!(boot.pass(2), Seen::Same);
+        assert_eq!(boot.pass(2), ClockObservation::Same);
         assert_eq!(boot.history.corrected(first), boot.at(20));
         let text = serde_json::to_string(&boot.history).expect("text");
         let back: ClockHistory = serde_json::from_str(&text).expect("history");
@@ -318,9 +331,9 @@ mod tests {
             dated.push(boot.wall());
         }
         (boot.offset_s, boot.is_right) = (NOW_S, true);
-        assert_eq!(boot.pass(2), Seen::Right);
+        assert_eq!(boot.pass(2), ClockObservation::Right);
         dated.push(boot.wall());
-        let right: Vec<Wall> = dated.iter().map(|at| boot.history.corrected(*at)).collect();
+        let right: Vec<WallTime> = dated.iter().map(|at| boot.history.corrected(*at)).collect();
         assert!(right.is_sorted(), "{right:?}");
         assert_eq!(right[0], boot.at(3600));
         assert_eq!(right[99], boot.at(360_000));
@@ -332,7 +345,7 @@ mod tests {
         let _ = boot.pass(30);
         let early = boot.wall();
         (boot.offset_s, boot.is_right) = (NOW_S, true);
-        assert_eq!(boot.pass(2), Seen::Right);
+        assert_eq!(boot.pass(2), ClockObservation::Right);
         assert_eq!(boot.history.corrected(early), boot.at(30));
     }
 
@@ -348,7 +361,10 @@ mod tests {
         assert_eq!(once, boot.at(20));
         assert_eq!(boot.history.believed(once, boot.now), once);
         // A time before this boot, and one of a day when the clock was far ahead: no clock of this boot has shown them.
-        for other in [Wall::from_secs(NOW_S - 5000), Wall::from_secs(NOW_S + 5000)] {
+        for other in [
+            WallTime::from_secs(NOW_S - 5000),
+            WallTime::from_secs(NOW_S + 5000),
+        ] {
             assert_eq!(boot.history.believed(other, boot.now), other);
         }
     }
@@ -375,7 +391,7 @@ mod tests {
         }
         // Nor when the clock is right, which moves what was dated.
         (boot.offset_s, boot.is_right) = (NOW_S + 50_000, true);
-        assert_eq!(boot.pass(1), Seen::Right);
+        assert_eq!(boot.pass(1), ClockObservation::Right);
         let mut own_ages = Vec::new();
         for (at, then) in &dated {
             let at = boot.history.corrected(*at);
@@ -390,8 +406,11 @@ mod tests {
         // Before the boot there are wall clocks only.
         boot.offset_s = NOW_S + 50_000;
         let _ = boot.pass(1);
-        assert_eq!(boot.age(Wall(boot.wall().0 - 90_000_000_000_000)), 90_000);
-        assert_eq!(boot.age(Wall(boot.wall().0 + 90_000_000_000_000)), 0);
+        assert_eq!(
+            boot.age(WallTime(boot.wall().0 - 90_000_000_000_000)),
+            90_000
+        );
+        assert_eq!(boot.age(WallTime(boot.wall().0 + 90_000_000_000_000)), 0);
     }
 
     #[test]
@@ -404,8 +423,11 @@ mod tests {
         // Half a second an hour for a week: as fast as it goes without a jump.
         for hour in 1..168 {
             boot.now = boot.now + Duration::from_secs(HOUR_S);
-            let wall = Wall(boot.wall().0 + hour * 500 * NS_PER_MS);
-            assert_eq!(boot.history.look(boot.now, wall, || false), Seen::Same);
+            let wall = WallTime(boot.wall().0 + hour * 500 * NS_PER_MS);
+            assert_eq!(
+                boot.history.look(boot.now, wall, || false),
+                ClockObservation::Same
+            );
         }
         assert_eq!(boot.history.stretches.len(), 1);
         for jump in 0..100_u32 {
@@ -413,7 +435,12 @@ mod tests {
             let _ = boot.pass(if jump == 50 { 1000 } else { 1 });
         }
         assert_eq!(boot.history.stretches.len(), MAX_STRETCHES);
-        let longest = boot.history.stretches.iter().map(Stretch::length_ms).max();
+        let longest = boot
+            .history
+            .stretches
+            .iter()
+            .map(ClockStretch::length_ms)
+            .max();
         assert!(longest >= Some(168 * 3_600_000 / 2), "the long ones stay");
     }
 }

@@ -3,10 +3,10 @@
 use alloc::{string::String, vec::Vec};
 
 use crate::api::{
-    Pod, Wall,
+    Pod, WallTime,
     cri::PodRuntimeStatus,
     pod::PodSpec,
-    pod_status::{ContainerStatus, Phase, PodCondition, PodStatus},
+    pod_status::{ContainerStatus, PodCondition, PodPhase, PodStatus},
 };
 
 use super::{
@@ -105,7 +105,7 @@ pub fn initialized(spec: &PodSpec, status: &PodStatus, old: Option<&PodCondition
             Some(_) => incomplete.push(container.name.as_str()),
         }
     }
-    if status.phase == Phase::Succeeded && unknown.is_empty() {
+    if status.phase == PodPhase::Succeeded && unknown.is_empty() {
         return condition(INITIALIZED, true, "PodCompleted", String::new());
     }
     let started = status
@@ -130,8 +130,8 @@ pub fn containers_ready(spec: &PodSpec, status: &PodStatus) -> PodCondition {
         && !spec.containers.is_empty()
     {
         return match status.phase {
-            Phase::Failed => no("PodFailed", String::new()),
-            Phase::Pending | Phase::Running | Phase::Succeeded | Phase::Unknown => {
+            PodPhase::Failed => no("PodFailed", String::new()),
+            PodPhase::Pending | PodPhase::Running | PodPhase::Succeeded | PodPhase::Unknown => {
                 no("UnknownContainerStatuses", String::new())
             }
         };
@@ -153,9 +153,9 @@ pub fn containers_ready(spec: &PodSpec, status: &PodStatus) -> PodCondition {
         }
     }
     match status.phase {
-        Phase::Succeeded if unknown.is_empty() => return no("PodCompleted", String::new()),
-        Phase::Failed => return no("PodFailed", String::new()),
-        Phase::Succeeded | Phase::Pending | Phase::Running | Phase::Unknown => {}
+        PodPhase::Succeeded if unknown.is_empty() => return no("PodCompleted", String::new()),
+        PodPhase::Failed => return no("PodFailed", String::new()),
+        PodPhase::Succeeded | PodPhase::Pending | PodPhase::Running | PodPhase::Unknown => {}
     }
     match lists(("unknown", &unknown), ("unready", &unready)) {
         Some(message) => no("ContainersNotReady", message),
@@ -233,11 +233,11 @@ pub fn scheduled() -> PodCondition {
 
 /// `Ready` and `ContainersReady` of a pod in a terminal phase, forced (SM-08). `None` if the phase is not terminal.
 #[must_use]
-pub fn terminal_readiness(phase: Phase) -> Option<[PodCondition; 2]> {
+pub fn terminal_readiness(phase: PodPhase) -> Option<[PodCondition; 2]> {
     let reason = match phase {
-        Phase::Succeeded => "PodCompleted",
-        Phase::Failed => "PodFailed",
-        Phase::Pending | Phase::Running | Phase::Unknown => return None,
+        PodPhase::Succeeded => "PodCompleted",
+        PodPhase::Failed => "PodFailed",
+        PodPhase::Pending | PodPhase::Running | PodPhase::Unknown => return None,
     };
     Some([READY, CONTAINERS_READY].map(|kind| condition(kind, false, reason, String::new())))
 }
@@ -252,7 +252,12 @@ pub fn replace_or_append(conditions: &mut Vec<PodCondition>, new: PodCondition) 
 
 /// Transition times and generations: a time moves only with the status value, a generation never goes back
 /// (STAT-33, STAT-47). Only the agent's own conditions are touched.
-pub fn stamp(conditions: &mut [PodCondition], old: &[PodCondition], generation: i64, now: Wall) {
+pub fn stamp(
+    conditions: &mut [PodCondition],
+    old: &[PodCondition],
+    generation: i64,
+    now: WallTime,
+) {
     for new in conditions
         .iter_mut()
         .filter(|c| is_owned(&c.kind) || c.kind == DISRUPTION_TARGET)

@@ -3,7 +3,7 @@
 
 use alloc::{boxed::Box, string::String, vec::Vec};
 
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::api::{
     Container,
     cri::{self, ContainerState as State, OOM_KILLED},
@@ -39,7 +39,7 @@ pub const RESTARTING_ALL: &str = "RestartingAllContainers";
 
 /// List of the spec that a container is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ContainerListKind {
     /// `spec.initContainers`; stays in spec order.
     Init,
     /// `spec.containers`; sorted by name.
@@ -50,13 +50,16 @@ pub enum Kind {
 
 /// Generates the statuses of all containers of that kind.
 #[must_use]
-pub fn container_statuses(input: &StatusInput<'_>, kind: Kind) -> Vec<ContainerStatus> {
+pub fn container_statuses(
+    input: &StatusInput<'_>,
+    kind: ContainerListKind,
+) -> Vec<ContainerStatus> {
     let spec = &input.pod.spec;
     let previous = input.previous();
     let (containers, old) = match kind {
-        Kind::Init => (&spec.init_containers, &previous.init_container_statuses),
-        Kind::Regular => (&spec.containers, &previous.container_statuses),
-        Kind::Ephemeral => (
+        ContainerListKind::Init => (&spec.init_containers, &previous.init_container_statuses),
+        ContainerListKind::Regular => (&spec.containers, &previous.container_statuses),
+        ContainerListKind::Ephemeral => (
             &spec.ephemeral_containers,
             &previous.ephemeral_container_statuses,
         ),
@@ -68,7 +71,7 @@ pub fn container_statuses(input: &StatusInput<'_>, kind: Kind) -> Vec<ContainerS
             container_status(input, kind, container, old)
         })
         .collect();
-    if kind != Kind::Init {
+    if kind != ContainerListKind::Init {
         statuses.order_by(|a, b| a.name.cmp(&b.name));
     }
     statuses
@@ -76,7 +79,7 @@ pub fn container_statuses(input: &StatusInput<'_>, kind: Kind) -> Vec<ContainerS
 
 fn container_status(
     input: &StatusInput<'_>,
-    kind: Kind,
+    kind: ContainerListKind,
     container: &Container,
     old: Option<&ContainerStatus>,
 ) -> ContainerStatus {
@@ -99,11 +102,11 @@ fn container_status(
 /// and the pod began without it, because its manifest had no such container then.
 fn is_passed_over(
     input: &StatusInput<'_>,
-    kind: Kind,
+    kind: ContainerListKind,
     container: &Container,
     instance: &cri::ContainerStatus,
 ) -> bool {
-    kind == Kind::Init
+    kind == ContainerListKind::Init
         && !container.is_sidecar()
         && instance.state == State::Created
         && regular_in_ready_sandbox(input.pod, input.runtime)
@@ -162,7 +165,7 @@ fn from_instance(
 /// STAT-25, WAIT-25).
 fn without_instance(
     input: &StatusInput<'_>,
-    kind: Kind,
+    kind: ContainerListKind,
     container: &Container,
     old: Option<&ContainerStatus>,
 ) -> ContainerStatus {
@@ -173,7 +176,7 @@ fn without_instance(
     {
         return o.clone();
     }
-    if let (Some(o), Kind::Ephemeral) = (old, kind)
+    if let (Some(o), ContainerListKind::Ephemeral) = (old, kind)
         && let Some(state) = end_of_ephemeral(o)
     {
         return ContainerStatus {
@@ -189,7 +192,7 @@ fn without_instance(
         last_state: old.map(|o| o.last_state.clone()).unwrap_or_default(),
         ..ContainerStatus::default()
     };
-    if restarting && kind != Kind::Ephemeral && old.is_some() {
+    if restarting && kind != ContainerListKind::Ephemeral && old.is_some() {
         let ran = old_state.is_some_and(|s| s.running.is_some() || s.terminated.is_some());
         let removed = old_state
             .and_then(|s| s.waiting.as_ref())
@@ -204,7 +207,7 @@ fn without_instance(
         return status;
     }
     let recorded = status.last_state.terminated.is_some();
-    if kind == Kind::Init
+    if kind == ContainerListKind::Init
         && !container.is_sidecar()
         && !recorded
         && any_regular_created(input.pod, input.runtime)
@@ -255,23 +258,25 @@ fn restarting_all(input: &StatusInput<'_>) -> bool {
 /// Shows why a container that is due to start has not started (WAIT-01).
 fn show_start_failure(
     input: &StatusInput<'_>,
-    kind: Kind,
+    kind: ContainerListKind,
     container: &Container,
     newest: Option<&cri::ContainerStatus>,
     status: &mut ContainerStatus,
 ) {
     let due = match kind {
-        Kind::Init => match newest.filter(|n| n.state == State::Exited && n.exit_code == 0) {
-            None => restartable(input.pod, container, newest),
-            Some(ended) => {
-                !container.is_sidecar()
-                    && init_lacked_memory(input.pod, input.runtime, ended)
-                    && input.pod.metadata.deletion_timestamp.is_none()
-                    && failed_init_restarts(input.pod, container, 0)
+        ContainerListKind::Init => {
+            match newest.filter(|n| n.state == State::Exited && n.exit_code == 0) {
+                None => restartable(input.pod, container, newest),
+                Some(ended) => {
+                    !container.is_sidecar()
+                        && init_lacked_memory(input.pod, input.runtime, ended)
+                        && input.pod.metadata.deletion_timestamp.is_none()
+                        && failed_init_restarts(input.pod, container, 0)
+                }
             }
-        },
-        Kind::Regular => restartable(input.pod, container, newest),
-        Kind::Ephemeral => {
+        }
+        ContainerListKind::Regular => restartable(input.pod, container, newest),
+        ContainerListKind::Ephemeral => {
             let has_begun = newest.is_some() || status.state.terminated.is_some();
             !has_begun && restartable(input.pod, container, None)
         }
@@ -291,7 +296,7 @@ fn show_start_failure(
 /// `started` and `ready` (PROBE-15, PROBE-40, PROBE-41).
 fn readiness(
     input: &StatusInput<'_>,
-    kind: Kind,
+    kind: ContainerListKind,
     container: &Container,
     newest: Option<&cri::ContainerStatus>,
     old: Option<&ContainerStatus>,
@@ -299,7 +304,7 @@ fn readiness(
 ) {
     status.ready = false;
     status.started = None;
-    if kind == Kind::Ephemeral {
+    if kind == ContainerListKind::Ephemeral {
         return;
     }
     let running = newest.filter(|_| status.state.running.is_some());
@@ -313,7 +318,7 @@ fn readiness(
             }
     });
     status.started = Some(started);
-    status.ready = if kind == Kind::Init && !container.is_sidecar() {
+    status.ready = if kind == ContainerListKind::Init && !container.is_sidecar() {
         let passed = |instance| !init_lacked_memory(input.pod, input.runtime, instance);
         let end = status.state.terminated.as_ref();
         end.is_some_and(|t| {

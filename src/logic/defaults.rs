@@ -6,7 +6,7 @@ use alloc::string::{String, ToString};
 
 use serde_json::Value;
 
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 use crate::api::pod::{
     Container, EmptyDirVolume, FieldRef, HttpGetAction, LifecycleHandler, Pod, PodSecurityContext,
     PodSpec, Probe, Resources, Volume,

@@ -16,15 +16,15 @@ const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
 
 /// FNV-1a, 128 bits.
 #[derive(Clone, Copy, Debug)]
-pub struct Fnv(u128);
+pub struct FnvHasher(u128);
 
-impl Default for Fnv {
+impl Default for FnvHasher {
     fn default() -> Self {
         Self(OFFSET)
     }
 }
 
-impl Fnv {
+impl FnvHasher {
     /// Adds `bytes`.
     pub fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
@@ -90,7 +90,7 @@ impl Fnv {
 /// must still tell its generation.
 #[must_use]
 pub fn semantic(raw: &Value) -> u64 {
-    let mut fnv = Fnv::default();
+    let mut fnv = FnvHasher::default();
     fnv.value(&raw["spec"]);
     let metadata = &raw["metadata"];
     for field in [
@@ -115,7 +115,7 @@ pub fn semantic(raw: &Value) -> u64 {
 /// Digest of a pod's `status`.
 #[must_use]
 pub fn status(raw: &Value) -> u64 {
-    let mut fnv = Fnv::default();
+    let mut fnv = FnvHasher::default();
     fnv.value(&raw["status"]);
     fnv.finish64()
 }
@@ -140,7 +140,7 @@ const OWN_STATUS: [&str; 13] = [
 /// Digest of what others write into a pod's `status`: conditions that are not the agent's own, claims, nominations.
 #[must_use]
 pub fn foreign_status(raw: &Value) -> u64 {
-    let mut fnv = Fnv::default();
+    let mut fnv = FnvHasher::default();
     let Some(status) = raw["status"].as_object() else {
         return fnv.finish64();
     };
@@ -163,7 +163,7 @@ pub fn foreign_status(raw: &Value) -> u64 {
 /// Digest of a pod's full name (name and namespace).
 #[must_use]
 pub fn full_name(namespace: &str, name: &str) -> u64 {
-    let mut fnv = Fnv::default();
+    let mut fnv = FnvHasher::default();
     fnv.text(namespace);
     fnv.text(name);
     fnv.finish64()
@@ -183,7 +183,7 @@ mod tests {
             ("a", 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964),
             ("foobar", 0x343e_1662_793c_64bf_6f0d_3597_ba44_6f18),
         ] {
-            let mut fnv = Fnv::default();
+            let mut fnv = FnvHasher::default();
             fnv.write(text.as_bytes());
             assert_eq!(fnv.finish(), digest, "{text}");
         }
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn canonical() {
         let digest = |text: &str| {
-            let mut fnv = Fnv::default();
+            let mut fnv = FnvHasher::default();
             fnv.value(&serde_json::from_str(text).expect("json"));
             fnv.finish()
         };

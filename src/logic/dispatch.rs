@@ -2,21 +2,21 @@
 //!
 //! Names and rules follow kubelet `kubelet.go`, `syncLoopIteration` and `HandlePod*`.
 
-use crate::api::Wall;
+use crate::api::WallTime;
 
-use super::pleg::EventKind;
+use super::pleg::PlegEventKind;
 use super::probe::ProbeKind;
 
 /// Sort key for new pods of one delivery: by creation, those without a time first (LOOP-07). Running pods come before
 /// all others: they were admitted, and over a restart no pod that was refused may take their place (LOOP-12).
 #[must_use]
-pub const fn addition_order(idle: bool, created: Option<Wall>) -> (bool, Option<Wall>) {
+pub const fn addition_order(idle: bool, created: Option<WallTime>) -> (bool, Option<WallTime>) {
     (idle, created)
 }
 
 /// Order for a new pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Addition {
+pub enum AdditionOrder {
     /// Ask admission; if it agrees, `create` to the worker, else the pod is rejected and not asked again.
     Admit,
     /// `create` to the worker without admission.
@@ -26,17 +26,17 @@ pub enum Addition {
 /// Decides about a new pod; it is in the pod manager already. `termination_requested`: its worker ends an earlier
 /// incarnation.
 #[must_use]
-pub const fn on_addition(termination_requested: bool, api_phase_terminal: bool) -> Addition {
+pub const fn on_addition(termination_requested: bool, api_phase_terminal: bool) -> AdditionOrder {
     if termination_requested || api_phase_terminal {
-        Addition::Create
+        AdditionOrder::Create
     } else {
-        Addition::Admit
+        AdditionOrder::Admit
     }
 }
 
 /// Order for a pod that its source no longer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Removal {
+pub enum RemovalOrder {
     /// `kill` to its worker, without options.
     Kill,
     /// Wait: housekeeping ends the pod as an orphan once all sources are ready.
@@ -47,17 +47,17 @@ pub enum Removal {
 /// delivered the pod is enough, once it is ready: with an apiserver out of reach a deleted manifest must still stop its
 /// pod.
 #[must_use]
-pub const fn on_removal(source_ready: bool) -> Removal {
+pub const fn on_removal(source_ready: bool) -> RemovalOrder {
     if source_ready {
-        Removal::Kill
+        RemovalOrder::Kill
     } else {
-        Removal::LeaveToHousekeeping
+        RemovalOrder::LeaveToHousekeeping
     }
 }
 
 /// Order for a pod whose `status` alone changed in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reconciliation {
+pub enum ReconcileOrder {
     /// The pod was ended by another client: proceed as if its object had changed.
     Update,
     /// `sync` to its worker.
@@ -69,17 +69,17 @@ pub enum Reconciliation {
 /// Decides about a pod whose `status` alone changed (LOOP-15, OFF-04). `ended`: its phase in the API is terminal;
 /// `told`: the agent's own status of it is, too. `gates_changed`: see `conditions::gates_changed`.
 #[must_use]
-pub const fn on_reconcile(ended: bool, told: bool, gates_changed: bool) -> Reconciliation {
+pub const fn on_reconcile(ended: bool, told: bool, gates_changed: bool) -> ReconcileOrder {
     match (ended && !told, gates_changed) {
-        (true, _) => Reconciliation::Update,
-        (false, true) => Reconciliation::Sync,
-        (false, false) => Reconciliation::Nothing,
+        (true, _) => ReconcileOrder::Update,
+        (false, true) => ReconcileOrder::Sync,
+        (false, false) => ReconcileOrder::Nothing,
     }
 }
 
 /// Order after an event of the PLEG.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reaction {
+pub struct PlegReaction {
     /// `sync` to the pod's worker.
     pub sync: bool,
     /// Remove dead containers, see `gc::removable_after_death`.
@@ -89,10 +89,10 @@ pub struct Reaction {
 /// Decides about an event of the PLEG. `id`: of the container or sandbox, may be empty. `is_config`: the pod manager
 /// has the pod.
 #[must_use]
-pub fn on_pleg_event(kind: EventKind, id: &str, is_config: bool) -> Reaction {
-    Reaction {
-        sync: is_config && kind != EventKind::ContainerRemoved,
-        clean_dead: kind == EventKind::ContainerDied && !id.is_empty(),
+pub fn on_pleg_event(kind: PlegEventKind, id: &str, is_config: bool) -> PlegReaction {
+    PlegReaction {
+        sync: is_config && kind != PlegEventKind::ContainerRemoved,
+        clean_dead: kind == PlegEventKind::ContainerDied && !id.is_empty(),
     }
 }
 
@@ -126,7 +126,7 @@ pub const fn on_probe(
     reason = "each is a fact of another machine; all combinations occur"
 )]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Activity {
+pub struct PodActivity {
     /// `PodTable::is_pod_known_terminated`.
     pub known_terminated: bool,
     /// `PodTable::is_restart_requested`: it comes back under its UID as soon as it has ended.
@@ -144,7 +144,7 @@ pub struct Activity {
 /// Returns true if the pod takes part in admission, restarts, eviction and node shutdown (LOOP-11). A pod that is to
 /// restart under its UID as soon as it has ended keeps its ports and its share meanwhile.
 #[must_use]
-pub const fn is_active(pod: Activity) -> bool {
+pub const fn is_active(pod: PodActivity) -> bool {
     if pod.known_terminated {
         return pod.restart_requested;
     }
@@ -155,12 +155,12 @@ pub const fn is_active(pod: Activity) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::order::Order;
+    use crate::api::order::OrderExt;
 
     #[test]
     fn additions() {
         // LOOP-07 LOOP-12
-        let at = |s| Some(Wall::from_secs(s));
+        let at = |s| Some(WallTime::from_secs(s));
         let mut pods = [
             ("refused before", true, at(1)),
             ("c", false, at(9)),
@@ -173,10 +173,10 @@ mod tests {
         assert_eq!(names, ["a", "b", "d", "c", "refused before"]);
         // LOOP-08 LOOP-09
         for (requested, terminal, what) in [
-            (false, false, Addition::Admit),
-            (true, false, Addition::Create),
-            (false, true, Addition::Create),
-            (true, true, Addition::Create),
+            (false, false, AdditionOrder::Admit),
+            (true, false, AdditionOrder::Create),
+            (false, true, AdditionOrder::Create),
+            (true, true, AdditionOrder::Create),
         ] {
             assert_eq!(on_addition(requested, terminal), what);
         }
@@ -185,13 +185,13 @@ mod tests {
     #[test]
     fn removals() {
         // LOOP-14 SRC-14
-        assert_eq!(on_removal(true), Removal::Kill);
-        assert_eq!(on_removal(false), Removal::LeaveToHousekeeping);
+        assert_eq!(on_removal(true), RemovalOrder::Kill);
+        assert_eq!(on_removal(false), RemovalOrder::LeaveToHousekeeping);
     }
 
     #[test]
     fn reconciliation() {
-        use Reconciliation::{Nothing, Sync, Update};
+        use ReconcileOrder::{Nothing, Sync, Update};
         // LOOP-15 OFF-04
         for (ended, told, gates_changed, what) in [
             (false, false, false, Nothing),
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn events_of_the_runtime() {
-        use EventKind::{ContainerDied, ContainerRemoved, ContainerStarted, PodSync};
+        use PlegEventKind::{ContainerDied, ContainerRemoved, ContainerStarted, PodSync};
         // LOOP-16
         for (kind, id, is_config, sync, clean_dead) in [
             (ContainerStarted, "c", true, true, false),
@@ -220,7 +220,7 @@ mod tests {
         ] {
             assert_eq!(
                 on_pleg_event(kind, id, is_config),
-                Reaction { sync, clean_dead },
+                PlegReaction { sync, clean_dead },
                 "{kind:?} {id} {is_config}"
             );
         }
@@ -248,7 +248,7 @@ mod tests {
         // LOOP-11
         for bits in 0..64_u8 {
             let bit = |n: u8| bits & (1 << n) != 0;
-            let pod = Activity {
+            let pod = PodActivity {
                 known_terminated: bit(0),
                 termination_requested: bit(1),
                 api_phase_terminal: bit(2),

@@ -24,7 +24,7 @@ pub struct Allocatable {
 
 /// Node and addresses of a pod whose container starts: facts that its object lacks.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct PodPlacement<'a> {
     /// The node's name, for a pod that carries none.
     pub node_name: &'a str,
     /// Addresses of the node, primary first.
@@ -36,7 +36,7 @@ pub struct Place<'a> {
 /// Value of a field in env.
 ///
 /// Errors: a field that env does not offer.
-pub fn env_field(pod: &Pod, field: &FieldRef, place: Place<'_>) -> Result<String, PodError> {
+pub fn env_field(pod: &Pod, field: &FieldRef, place: PodPlacement<'_>) -> Result<String, PodError> {
     let first = |ips: &[IpAddr]| ips.first().map(IpAddr::to_string).unwrap_or_default();
     let list = |ips: &[IpAddr]| {
         let texts: Vec<String> = ips.iter().map(IpAddr::to_string).collect();
@@ -237,7 +237,7 @@ mod tests {
             "fd00::5".parse().expect("ip"),
             "10.1.0.6".parse().expect("ip"),
         );
-        let place = Place {
+        let place = PodPlacement {
             node_name: "pi",
             host_ips: &["192.0.2.1".parse().expect("ip")],
             pod_ips: &[v4, other, v6],

@@ -4,12 +4,12 @@ use alloc::{borrow::ToOwned, collections::BTreeMap, string::String, vec::Vec};
 
 use crate::api::pod::{CONFIG_SOURCE, Container, EnvVarSource, FileKeyRef, KeyRef};
 use crate::api::{ConfigMap, Pod, PodError, Secret};
-use crate::downward::{Allocatable, Place, UnsetLimit, env_field, resource_field};
+use crate::downward::{Allocatable, PodPlacement, UnsetLimit, env_field, resource_field};
 use crate::expansion::{MAX_WORDS_BYTES, expand};
-use crate::service_env::{Service, service_variables};
+use crate::service_env::{EnvService, service_variables};
 
 /// Objects a pod may refer to. `Ok(None)` is "not found", the only failure that `optional` forgives.
-pub trait Objects {
+pub trait ReferencedObjects {
     /// ConfigMap of the pod's namespace.
     fn config_map(&self, namespace: &str, name: &str) -> Result<Option<&ConfigMap>, PodError>;
     /// Secret of the pod's namespace.
@@ -31,25 +31,25 @@ pub struct EnvInput<'a> {
     /// Container whose environment is made.
     pub container: &'a Container,
     /// ConfigMaps, Secrets, volume files.
-    pub objects: &'a dyn Objects,
+    pub objects: &'a dyn ReferencedObjects,
     /// All services; `None`: not read yet, which only static pods may ignore (ENV-09).
-    pub services: Option<&'a [Service]>,
+    pub services: Option<&'a [EnvService]>,
     /// Node and addresses.
-    pub place: Place<'a>,
+    pub place: PodPlacement<'a>,
     /// Allocatable resources of the node, for unset limits.
     pub allocatable: Allocatable,
 }
 
 /// Variables in the order they were first set, each name once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Env {
+pub struct EnvVariables {
     list: Vec<(String, String)>,
     index: BTreeMap<String, usize>,
     /// Bytes of all names and values set so far, replaced ones included.
     bytes: usize,
 }
 
-impl Env {
+impl EnvVariables {
     /// Value of `name`.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
@@ -90,9 +90,9 @@ impl Env {
 ///
 /// Errors: a required object or key that is missing, an object that cannot be read, an unknown field. All are retried by
 /// the caller (`CreateContainerConfigError`).
-pub fn environment(input: &EnvInput<'_>) -> Result<Env, PodError> {
+pub fn environment(input: &EnvInput<'_>) -> Result<EnvVariables, PodError> {
     let services = service_env(input)?;
-    let mut env = Env::default();
+    let mut env = EnvVariables::default();
     env_from(input, &mut env)?;
     for var in &input.container.env {
         let value = if !var.value.is_empty() {
@@ -138,7 +138,7 @@ fn service_env(input: &EnvInput<'_>) -> Result<BTreeMap<String, String>, PodErro
     }
 }
 
-fn env_from(input: &EnvInput<'_>, env: &mut Env) -> Result<(), PodError> {
+fn env_from(input: &EnvInput<'_>, env: &mut EnvVariables) -> Result<(), PodError> {
     let namespace = input.pod.metadata.namespace.as_str();
     for source in &input.container.env_from {
         if let Some(reference) = &source.config_map_ref {
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     struct Two(ConfigMap, Secret);
-    impl Objects for Two {
+    impl ReferencedObjects for Two {
         fn config_map(&self, _: &str, name: &str) -> Result<Option<&ConfigMap>, PodError> {
             match name {
                 "cm" => Ok(Some(&self.0)),
@@ -318,7 +318,7 @@ mod tests {
 
     fn build(
         container: &str,
-        services: Option<&[Service]>,
+        services: Option<&[EnvService]>,
     ) -> Result<Vec<(String, String)>, PodError> {
         let objects = Two(
             serde_json::from_str(r#"{"data":{"A":"cm-a","K":"cm-k"},"binaryData":{"BIN":"AA=="}}"#)
@@ -336,14 +336,14 @@ mod tests {
             container: &container,
             objects: &objects,
             services,
-            place: Place {
+            place: PodPlacement {
                 node_name: "pi",
                 host_ips: &[],
                 pod_ips: &[],
             },
             allocatable: Allocatable::default(),
         };
-        environment(&input).map(Env::into_vec)
+        environment(&input).map(EnvVariables::into_vec)
     }
 
     fn joined(env: Result<Vec<(String, String)>, PodError>) -> String {
@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn services_come_last() {
         // ENV-01 ENV-04 ENV-09
-        let service = Service {
+        let service = EnvService {
             name: "db".into(),
             namespace: "prod".into(),
             cluster_ip: "10.0.0.9".into(),
@@ -473,7 +473,7 @@ mod tests {
             container: &Container::default(),
             objects: &crate::testing::NoObjects,
             services: None,
-            place: Place {
+            place: PodPlacement {
                 node_name: "",
                 host_ips: &[],
                 pod_ips: &[],

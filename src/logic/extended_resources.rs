@@ -12,7 +12,7 @@ use crate::{
 
 /// Amounts of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Amount {
+pub struct ResourceUnits {
     /// Resource.
     pub resource: Box<str>,
     /// Number of times that its units may be held, all together.
@@ -23,7 +23,7 @@ pub struct Amount {
 
 /// Request of a container for units of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Demand {
+pub struct ResourceDemand {
     /// Container.
     pub container: String,
     /// Extended resource.
@@ -37,7 +37,7 @@ pub struct Demand {
 /// Units of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Held {
+pub struct HeldUnits {
     /// Container.
     pub container: Box<str>,
     /// Resource.
@@ -53,11 +53,11 @@ pub struct Held {
 }
 
 /// Units that a pod holds, container by container.
-pub type PodDevices = Rc<Vec<Held>>;
+pub type PodDevices = Rc<Vec<HeldUnits>>;
 
 /// Lists the requests of the pod's containers: init containers first; those of one container by names of resources.
 #[must_use]
-pub fn demands(pod: &Pod) -> Vec<Demand> {
+pub fn demands(pod: &Pod) -> Vec<ResourceDemand> {
     let spec = &pod.spec;
     let init = spec.init_containers.iter().map(|c| (c, !c.is_sidecar()));
     let regular = spec.containers.iter().map(|c| (c, false));
@@ -66,12 +66,12 @@ pub fn demands(pod: &Pod) -> Vec<Demand> {
         .collect()
 }
 
-fn of(container: &Container, plain_init: bool) -> impl Iterator<Item = Demand> {
+fn of(container: &Container, plain_init: bool) -> impl Iterator<Item = ResourceDemand> {
     let limits = container.resources.limits.iter();
     let extended = limits.filter(|(name, _)| is_extended(name));
     extended.filter_map(move |(name, amount)| {
         let count = u32::try_from(amount.value()).unwrap_or(u32::MAX);
-        (count > 0).then(|| Demand {
+        (count > 0).then(|| ResourceDemand {
             container: container.name.clone(),
             resource: name.clone(),
             count,

@@ -10,14 +10,14 @@ use crate::api::strict::WrongValue;
 pub(crate) const MAX_TEXT: usize = 256;
 
 /// Fields of an object that were not taken yet.
-pub(crate) struct Fields<'a> {
+pub(crate) struct RemainingFields<'a> {
     path: &'a str,
     left: Map<String, Value>,
     /// Longest text, bytes.
     most: usize,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> RemainingFields<'a> {
     /// `path`: of the object; empty for the whole document.
     pub(crate) fn owned(value: Value, path: &'a str) -> Result<Self, WrongValue> {
         let Value::Object(left) = value else {

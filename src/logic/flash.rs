@@ -8,8 +8,8 @@ use alloc::{
 
 use serde::Serialize;
 
-use super::check::Disk;
-use crate::api::cri::Condition;
+use super::check::DiskWearFacts;
+use crate::api::cri::RuntimeCondition;
 
 /// Part of its life from which on a disk is worn, percent: 0x09 in an eMMC's `life_time`.
 const WORN_PERCENT: u8 = 90;
@@ -19,22 +19,22 @@ const DAY_SECONDS: u64 = 24 * 3600;
 
 /// Returns true if the disk reports that it is near the end of its life.
 #[must_use]
-pub fn is_worn(disk: &Disk) -> bool {
+pub fn is_worn(disk: &DiskWearFacts) -> bool {
     disk.at_its_end || disk.used_life.is_some_and(|used| used >= WORN_PERCENT)
 }
 
 /// Used part of the disk's life, as text for people.
 #[must_use]
-pub fn life(disk: &Disk) -> String {
+pub fn life(disk: &DiskWearFacts) -> String {
     match disk.used_life {
         Some(percent) => format!("{}: up to {percent} % of its life is used", disk.name),
         None => format!("{}: it does not tell of its wear", disk.name),
     }
 }
 
-/// `StorageWorn` of the node, [`Condition::ok`] while it is not; `None`: the disk does not tell.
+/// `StorageWorn` of the node, [`RuntimeCondition::ok`] while it is not; `None`: the disk does not tell.
 #[must_use]
-pub fn condition(disk: &Disk) -> Option<Condition> {
+pub fn condition(disk: &DiskWearFacts) -> Option<RuntimeCondition> {
     if disk.used_life.is_none() && !disk.at_its_end {
         return None;
     }
@@ -43,7 +43,7 @@ pub fn condition(disk: &Disk) -> Option<Condition> {
         true => "; its spare blocks come to an end",
         false => "",
     };
-    Some(Condition {
+    Some(RuntimeCondition {
         ok,
         reason: if ok {
             "StorageIsNotWorn"
@@ -56,27 +56,27 @@ pub fn condition(disk: &Disk) -> Option<Condition> {
 }
 
 /// Bytes of a writer, and the seconds in which it wrote them.
-pub type Wrote = (u64, u64);
+pub type WrittenBytes = (u64, u64);
 
 /// Writers and their bytes, as the kernel counts them.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct FlashWrites {
     /// The agent, with the programs that it ran.
-    pub agent: Option<Wrote>,
+    pub agent: Option<WrittenBytes>,
     /// Part of the agent's bytes that was images.
     pub images_bytes: u64,
     /// Shims that run now: each writes the log of its container. `None`: another runtime writes logs, or no container
     /// ever ran.
-    pub shims: Option<Vec<Wrote>>,
+    pub shims: Option<Vec<WrittenBytes>>,
     /// All pods; `None` with control groups of version 1, which do not tell.
-    pub pods: Option<Wrote>,
+    pub pods: Option<WrittenBytes>,
     /// The disk of the root directory, since the machine was started.
-    pub disk: Option<(Disk, u64)>,
+    pub disk: Option<(DiskWearFacts, u64)>,
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Line {
+struct WriterLine {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     written_bytes: Option<u64>,
@@ -91,7 +91,7 @@ struct Line {
 /// `/stats/disk`: a JSON list of who writes: `name`, `writtenBytes` in `seconds`, `dayBytes` at that rate,
 /// `usedLifePercent`. What is not known is left out.
 #[must_use]
-pub fn page(facts: &Facts) -> String {
+pub fn page(facts: &FlashWrites) -> String {
     let agent = facts.agent;
     let own = agent.map(|(bytes, seconds)| (bytes.saturating_sub(facts.images_bytes), seconds));
     let mut lines = Vec::from([
@@ -114,8 +114,8 @@ pub fn page(facts: &Facts) -> String {
     serde_json::to_value(lines).unwrap_or_default().to_string() + "\n"
 }
 
-fn line(name: &str, wrote: Option<Wrote>) -> Line {
-    Line {
+fn line(name: &str, wrote: Option<WrittenBytes>) -> WriterLine {
+    WriterLine {
         name: name.into(),
         written_bytes: wrote.map(|(bytes, _)| bytes),
         seconds: wrote.map(|(_, seconds)| seconds),
@@ -125,15 +125,15 @@ fn line(name: &str, wrote: Option<Wrote>) -> Line {
 }
 
 /// Adds up the rates of the shims that run now, each over its own time: shims come and go with their containers.
-fn logs(shims: &[Wrote]) -> Line {
-    let sum = |of: fn(Wrote) -> u64| {
+fn logs(shims: &[WrittenBytes]) -> WriterLine {
+    let sum = |of: fn(WrittenBytes) -> u64| {
         shims
             .iter()
             .map(|wrote| of(*wrote))
             .fold(0, u64::saturating_add)
     };
     let longest = shims.iter().map(|(_, seconds)| *seconds).max();
-    Line {
+    WriterLine {
         day_bytes: Some(sum(a_day)),
         ..line(
             "logs",
@@ -142,7 +142,7 @@ fn logs(shims: &[Wrote]) -> Line {
     }
 }
 
-fn a_day((bytes, seconds): Wrote) -> u64 {
+fn a_day((bytes, seconds): WrittenBytes) -> u64 {
     let day = u128::from(bytes) * u128::from(DAY_SECONDS) / u128::from(seconds.max(LEAST_SECONDS));
     u64::try_from(day).unwrap_or(u64::MAX)
 }
@@ -153,8 +153,8 @@ mod tests {
 
     use super::*;
 
-    fn disk(used_life: Option<u8>, at_its_end: bool) -> Disk {
-        Disk {
+    fn disk(used_life: Option<u8>, at_its_end: bool) -> DiskWearFacts {
+        DiskWearFacts {
             name: "mmcblk0".into(),
             written: 2 << 30,
             used_life,
@@ -213,7 +213,7 @@ mod tests {
     fn who_writes_how_much_a_day() {
         // WEAR-06
         let day = 24 * 3600;
-        let mut facts = Facts {
+        let mut facts = FlashWrites {
             agent: Some((900, 2 * day)),
             images_bytes: 600,
             // A shim that began a minute ago counts as if it had run for an hour.
@@ -221,7 +221,8 @@ mod tests {
             pods: Some((4 << 30, 4 * day)),
             disk: Some((disk(Some(30), false), 2 * day)),
         };
-        let read = |facts: &Facts| -> Value { serde_json::from_str(&page(facts)).expect("JSON") };
+        let read =
+            |facts: &FlashWrites| -> Value { serde_json::from_str(&page(facts)).expect("JSON") };
         let line = |name: &str, bytes: u64, seconds: u64, a_day: u64| json!({"name": name, "writtenBytes": bytes, "seconds": seconds, "dayBytes": a_day});
         let mut of_disk = line("mmcblk0", 2 << 30, 2 * day, 1 << 30);
         of_disk["usedLifePercent"] = 30.into();
@@ -235,9 +236,9 @@ mod tests {
                 of_disk,
             ])
         );
-        facts = Facts {
+        facts = FlashWrites {
             images_bytes: 1,
-            ..Facts::default()
+            ..FlashWrites::default()
         };
         assert_eq!(
             read(&facts),

@@ -4,9 +4,9 @@
 use alloc::vec::Vec;
 use core::{cmp::Reverse, time::Duration};
 
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::api::{
-    ContainerId, PodUid, SandboxId, Wall,
+    ContainerId, PodUid, SandboxId, WallTime,
     cri::{
         ContainerItem, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, SandboxState,
     },
@@ -35,7 +35,7 @@ impl Default for ContainerGcPolicy {
 
 /// State of a pod in the pod table, as far as garbage collection needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum PodGcState {
     /// Configured, or on its way out: its last instances are still of use.
     Kept,
     /// Gone, or evicted, and without a running container
@@ -45,7 +45,7 @@ pub enum Fate {
 
 /// An instance to remove.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Removal {
+pub struct InstanceRemoval {
     /// Instance.
     pub id: ContainerId,
     /// Set if the instance must be stopped first: its state is unknown, so it may still run.
@@ -62,15 +62,15 @@ pub struct Removal {
 #[must_use]
 pub fn removable_containers(
     pods: &[PodItem],
-    fate: &dyn Fn(&PodUid) -> Fate,
+    fate: &dyn Fn(&PodUid) -> PodGcState,
     sources_ready: bool,
     policy: &ContainerGcPolicy,
-    age: &dyn Fn(Wall) -> Duration,
-) -> Vec<Removal> {
+    age: &dyn Fn(WallTime) -> Duration,
+) -> Vec<InstanceRemoval> {
     let mut out = Vec::new();
     let mut units: Vec<Vec<&ContainerItem>> = Vec::new();
     for pod in pods {
-        let gone = sources_ready && fate(&pod.uid) == Fate::ContentRemovable;
+        let gone = sources_ready && fate(&pod.uid) == PodGcState::ContentRemovable;
         for unit in dead_units(pod, gone, policy.min_age, age) {
             if gone {
                 out.extend(unit.iter().rev().map(|c| removal(c)));
@@ -99,7 +99,7 @@ fn dead_units<'a>(
     pod: &'a PodItem,
     gone: bool,
     min_age: Duration,
-    age: &dyn Fn(Wall) -> Duration,
+    age: &dyn Fn(WallTime) -> Duration,
 ) -> Vec<Vec<&'a ContainerItem>> {
     let mut names: Vec<&str> = pod.containers.iter().map(|c| c.name.as_str()).collect();
     names.order();
@@ -124,15 +124,15 @@ fn dead_units<'a>(
         .collect()
 }
 
-fn keep_newest(units: &mut [Vec<&ContainerItem>], keep: usize, out: &mut Vec<Removal>) {
+fn keep_newest(units: &mut [Vec<&ContainerItem>], keep: usize, out: &mut Vec<InstanceRemoval>) {
     for unit in units {
         let surplus = unit.split_off(keep.min(unit.len()));
         out.extend(surplus.into_iter().rev().map(removal));
     }
 }
 
-fn removal(status: &ContainerItem) -> Removal {
-    Removal {
+fn removal(status: &ContainerItem) -> InstanceRemoval {
+    InstanceRemoval {
         id: status.id.clone(),
         stop_first: status.state == ContainerState::Unknown,
     }
@@ -146,10 +146,10 @@ pub fn removable_after_death(
     pod: &PodRuntimeStatus,
     died: &ContainerId,
     keep: usize,
-    fate: Fate,
+    fate: PodGcState,
 ) -> Vec<ContainerId> {
     let exited = |c: &&ContainerStatus| c.state == ContainerState::Exited;
-    if fate == Fate::ContentRemovable {
+    if fate == PodGcState::ContentRemovable {
         return pod
             .containers
             .iter()
@@ -174,12 +174,12 @@ pub fn removable_after_death(
 #[must_use]
 pub fn removable_sandboxes(
     pods: &[PodItem],
-    fate: &dyn Fn(&PodUid) -> Fate,
+    fate: &dyn Fn(&PodUid) -> PodGcState,
     sources_ready: bool,
 ) -> Vec<SandboxId> {
     let mut out = Vec::new();
     for pod in pods {
-        let gone = sources_ready && fate(&pod.uid) == Fate::ContentRemovable;
+        let gone = sources_ready && fate(&pod.uid) == PodGcState::ContentRemovable;
         let newest = pod
             .sandboxes
             .iter()
@@ -202,14 +202,14 @@ pub fn removable_sandboxes(
 #[must_use]
 pub fn removable_log_dirs<'a>(
     names: impl IntoIterator<Item = &'a str>,
-    fate: &dyn Fn(&PodUid) -> Fate,
+    fate: &dyn Fn(&PodUid) -> PodGcState,
     sources_ready: bool,
 ) -> Vec<&'a str> {
     names
         .into_iter()
         .filter(|name| {
             log_dir_uid(name)
-                .is_some_and(|uid| sources_ready && fate(&uid) == Fate::ContentRemovable)
+                .is_some_and(|uid| sources_ready && fate(&uid) == PodGcState::ContentRemovable)
         })
         .collect()
 }

@@ -14,18 +14,18 @@ use core::net::IpAddr;
 use crate::api::cri::{
     ANNOTATION_HASH, ANNOTATION_POD_DELETION_GRACE, ANNOTATION_POD_GRACE, ANNOTATION_PORTS,
     ANNOTATION_PRE_STOP, ANNOTATION_RESTART_COUNT, ANNOTATION_TERMINATION_PATH,
-    ANNOTATION_TERMINATION_POLICY, ContainerConfig, Image, ImageSpec, LABEL_CONTAINER_NAME,
-    LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, Mount, NamespaceMode, PortMapping,
-    Propagation, SandboxConfig,
+    ANNOTATION_TERMINATION_POLICY, ContainerConfig, ContainerMount, LABEL_CONTAINER_NAME,
+    LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, MountPropagation, MountedImage,
+    NamespaceMode, PortMapping, SandboxConfig, StoredImage,
 };
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 use crate::api::pod::VolumeMount;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, ContainerId, Pod, PodError};
 use crate::cgroup::{CgroupSettings, container_resources, sandbox_resources};
 use crate::dns::{DnsSettings, pod_dns};
 use crate::downward::Allocatable;
-use crate::env::Env;
+use crate::env::EnvVariables;
 use crate::expansion::{MAX_WORDS_BYTES, expand};
 use crate::hosts::pod_names;
 use crate::security::{
@@ -202,7 +202,10 @@ fn port_mappings(pod: &Pod) -> Vec<PortMapping> {
 /// The subPath of each volumeMount that has one, by its place in the list, with the env of the instance put in.
 ///
 /// Errors: a variable that is missing or empty (CFG-36), a path that could leave the volume (CFG-35).
-pub fn sub_paths(container: &Container, env: &Env) -> Result<Vec<(usize, String)>, PodError> {
+pub fn sub_paths(
+    container: &Container,
+    env: &EnvVariables,
+) -> Result<Vec<(usize, String)>, PodError> {
     let mut all = Vec::new();
     for (index, mount) in container.volume_mounts.iter().enumerate() {
         let path = if !mount.sub_path.is_empty() {
@@ -227,7 +230,7 @@ pub fn sub_paths(container: &Container, env: &Env) -> Result<Vec<(usize, String)
     Ok(all)
 }
 
-fn expand_sub_path(text: &str, env: &Env) -> Result<String, PodError> {
+fn expand_sub_path(text: &str, env: &EnvVariables) -> Result<String, PodError> {
     let mut missing = None;
     let path = expand(text, |name| {
         let value = env.get(name).filter(|value| !value.is_empty());
@@ -247,13 +250,13 @@ fn expand_sub_path(text: &str, env: &Env) -> Result<String, PodError> {
 
 /// A volume that can be mounted into containers: a path of the host, or an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VolumeSource {
+pub struct MountableVolume {
     /// Absolute path on the host; empty for an image.
     pub host_path: String,
     /// Read-only whatever the mount says.
     pub read_only: bool,
     /// The image whose files the volume is; it has no path then.
-    pub image: Option<ImageSpec>,
+    pub image: Option<MountedImage>,
 }
 
 /// Input for the configuration of one instance.
@@ -268,11 +271,11 @@ pub struct ContainerInput<'a> {
     /// Restart count of the new instance (CFG-06).
     pub restart_count: u32,
     /// The image as the runtime has it.
-    pub image: &'a Image,
+    pub image: &'a StoredImage,
     /// Result of `env::environment`.
-    pub env: &'a Env,
+    pub env: &'a EnvVariables,
     /// Mounted volumes, by name.
-    pub volumes: &'a BTreeMap<String, VolumeSource>,
+    pub volumes: &'a BTreeMap<String, MountableVolume>,
     /// Pinned subPaths: place of the volumeMount to absolute path on the host; for an image volume the relative path as
     /// [`sub_paths`] gave it, which the runtime resolves in the image.
     pub sub_paths: &'a BTreeMap<usize, String>,
@@ -409,7 +412,7 @@ fn annotations(
 }
 
 /// volumeMounts in spec order, the hosts file, the termination log (CFG-30).
-fn mounts(input: &ContainerInput<'_>) -> Result<Vec<Mount>, PodError> {
+fn mounts(input: &ContainerInput<'_>) -> Result<Vec<ContainerMount>, PodError> {
     let container = input.container;
     if let Some(device) = container.volume_devices.first() {
         return Err(PodError::Spec(format!(
@@ -422,17 +425,17 @@ fn mounts(input: &ContainerInput<'_>) -> Result<Vec<Mount>, PodError> {
         all.push(volume_mount(input, index, mount)?);
     }
     if let Some(path) = input.hosts_file {
-        all.push(Mount {
+        all.push(ContainerMount {
             host_path: path.into(),
             container_path: "/etc/hosts".into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         });
     }
     if let (Some(path), Some(log)) = (termination_path(container), input.termination_log) {
-        all.push(Mount {
+        all.push(ContainerMount {
             host_path: log.into(),
             container_path: path.into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         });
     }
     Ok(all)
@@ -442,7 +445,7 @@ fn volume_mount(
     input: &ContainerInput<'_>,
     index: usize,
     mount: &VolumeMount,
-) -> Result<Mount, PodError> {
+) -> Result<ContainerMount, PodError> {
     let name = &mount.name;
     let Some(volume) = input.volumes.get(name) else {
         return Err(PodError::Spec(format!(
@@ -466,9 +469,9 @@ fn volume_mount(
         None => (path.clone(), String::new()),
     };
     let propagation = match mount.mount_propagation.as_deref() {
-        None | Some("" | "None") => Propagation::Private,
-        Some("HostToContainer") => Propagation::HostToContainer,
-        Some("Bidirectional") => Propagation::Bidirectional,
+        None | Some("" | "None") => MountPropagation::Private,
+        Some("HostToContainer") => MountPropagation::HostToContainer,
+        Some("Bidirectional") => MountPropagation::Bidirectional,
         Some(other) => {
             return Err(PodError::Spec(format!(
                 "invalid MountPropagation mode: {other:?}"
@@ -476,7 +479,7 @@ fn volume_mount(
         }
     };
     let read_only = mount.read_only || volume.read_only || volume.image.is_some();
-    Ok(Mount {
+    Ok(ContainerMount {
         host_path,
         container_path: container_path(mount),
         read_only,
@@ -500,7 +503,7 @@ pub fn container_path(mount: &VolumeMount) -> String {
 fn recursive_read_only(
     input: &ContainerInput<'_>,
     mount: &VolumeMount,
-    propagation: Propagation,
+    propagation: MountPropagation,
 ) -> Result<bool, PodError> {
     let name = &mount.name;
     let wanted = match mount.recursive_read_only.as_deref() {
@@ -518,7 +521,7 @@ fn recursive_read_only(
             )));
         }
     };
-    if !mount.read_only || propagation != Propagation::Private {
+    if !mount.read_only || propagation != MountPropagation::Private {
         return Err(PodError::Spec(format!(
             "volume {name:?} requested recursive read-only mode, which needs readOnly and no mount propagation"
         )));
@@ -738,13 +741,13 @@ mod tests {
         config_with(spec, Some("/pods/u-1/etc-hosts"), None)
     }
 
-    fn image_volume() -> VolumeSource {
-        VolumeSource {
-            image: Some(ImageSpec {
+    fn image_volume() -> MountableVolume {
+        MountableVolume {
+            image: Some(MountedImage {
                 image: "sha256:2".into(),
                 user_image: "model:1".into(),
             }),
-            ..VolumeSource::default()
+            ..MountableVolume::default()
         }
     }
 
@@ -756,16 +759,16 @@ mod tests {
         let pod = pod(spec);
         let node = node();
         let env = env_of(&pod);
-        let image = Image {
+        let image = StoredImage {
             id: "sha256:1".into(),
             uid: Some(5),
-            ..Image::default()
+            ..StoredImage::default()
         };
-        let volumes: BTreeMap<String, VolumeSource> =
+        let volumes: BTreeMap<String, MountableVolume> =
             [("data", "/host/data", false), ("conf", "/host/conf", true)]
                 .into_iter()
                 .map(|(name, path, read_only)| {
-                    let source = VolumeSource {
+                    let source = MountableVolume {
                         host_path: path.into(),
                         read_only,
                         image: None,
@@ -792,13 +795,13 @@ mod tests {
         })
     }
 
-    fn env_of(pod: &Pod) -> Env {
+    fn env_of(pod: &Pod) -> EnvVariables {
         environment(&EnvInput {
             pod,
             container: &pod.spec.containers[0],
             objects: &NoObjects,
             services: None,
-            place: crate::downward::Place {
+            place: crate::downward::PodPlacement {
                 node_name: "pi",
                 host_ips: &[],
                 pod_ips: &[],
@@ -868,8 +871,8 @@ mod tests {
         assert_eq!(got.annotations.len(), 8);
     }
 
-    fn show(mounts: &[Mount]) -> Vec<String> {
-        let text = |m: &Mount| {
+    fn show(mounts: &[ContainerMount]) -> Vec<String> {
+        let text = |m: &ContainerMount| {
             let mode = match (m.read_only, m.recursive_read_only) {
                 (_, true) => "rro",
                 (true, false) => "ro",
@@ -921,19 +924,19 @@ mod tests {
         );
         // The pinned path of the tests stands for what `sub_paths` says of an image volume.
         let got = got.expect("config");
-        let image = |path: &str, sub_path: &str, propagation| Mount {
+        let image = |path: &str, sub_path: &str, propagation| ContainerMount {
             container_path: path.into(),
             read_only: true,
             propagation,
             image: image_volume().image,
             image_sub_path: sub_path.into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         };
         assert_eq!(
             got.mounts[..2],
             [
-                image("/m", "", Propagation::Private),
-                image("/part", "/pinned/1", Propagation::HostToContainer),
+                image("/m", "", MountPropagation::Private),
+                image("/part", "/pinned/1", MountPropagation::HostToContainer),
             ]
         );
         assert_eq!(got.mounts[2].image, None);
@@ -1029,8 +1032,8 @@ mod tests {
                 r#"{{"containers":[{{"name":"app","volumeMounts":[{{"name":"data","mountPath":"/m",{mount}}}]}}]}}"#
             );
             let pod = pod(&spec);
-            let (env, image) = (env_of(&pod), Image::default());
-            let volumes = [("data".to_owned(), VolumeSource::default())].into();
+            let (env, image) = (env_of(&pod), StoredImage::default());
+            let volumes = [("data".to_owned(), MountableVolume::default())].into();
             let got = container_config(&ContainerInput {
                 pod: &pod,
                 container: &pod.spec.containers[0],
@@ -1093,7 +1096,7 @@ mod tests {
                 Err("failed to expand subPath for \"$(E)\": missing value for \"E\""),
             ),
         ] {
-            let mut env = Env::default();
+            let mut env = EnvVariables::default();
             for (name, value) in [("A", "one"), ("UP", ".."), ("E", "")] {
                 env.set(name, value.into()).expect("small");
             }

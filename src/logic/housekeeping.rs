@@ -1,14 +1,14 @@
 //! Decisions of a housekeeping pass. The pass itself, which lists and removes, is the agent's.
 //!
-//! A [`Pass`] holds the lists; each method decides one step from them. Names and rules follow kubelet
+//! A [`HousekeepingPass`] holds the lists; each method decides one step from them. Names and rules follow kubelet
 //! `kubelet_pods.go`, `HandlePodCleanups`, and `pod_container_deletor.go`.
 
 use alloc::collections::BTreeSet;
 
 use crate::api::PodUid;
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 
-use super::pod_table::{Known, WorkState};
+use super::pod_table::{KnownPod, WorkState};
 use super::runtime_cache::RunningPod;
 
 /// Returns true if a pass may run: only after every source has delivered is it known that a pod is not wanted.
@@ -19,7 +19,7 @@ pub const fn may_run(all_sources_ready: bool) -> bool {
 
 /// A pod of the configuration (never a mirror).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConfigPod<'a> {
+pub struct HousekeepingPod<'a> {
     /// UID.
     pub uid: &'a PodUid,
     /// Static.
@@ -36,20 +36,20 @@ pub struct ConfigPod<'a> {
 
 /// Lists that a pass has made, all sorted by UID.
 #[derive(Clone, Copy, Debug)]
-pub struct Pass<'a> {
+pub struct HousekeepingPass<'a> {
     /// Pods of the configuration.
-    pub config: &'a [ConfigPod<'a>],
+    pub config: &'a [HousekeepingPod<'a>],
     /// UIDs of mirror pods.
     pub mirrors: &'a [PodUid],
     /// Answer of `PodTable::sync_known_pods`.
-    pub known: &'a [Known],
+    pub known: &'a [KnownPod],
     /// Pods that run, listed after that.
     pub running: &'a [RunningPod],
 }
 
 /// A pod to create because it is wanted and not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Restart<'a> {
+pub struct PodRestart<'a> {
     /// UID.
     pub uid: &'a PodUid,
     /// Static.
@@ -69,13 +69,13 @@ pub enum CgroupAction {
     Destroy,
 }
 
-impl<'a> Pass<'a> {
-    fn config_pod(&self, uid: &PodUid) -> Option<&'a ConfigPod<'a>> {
+impl<'a> HousekeepingPass<'a> {
+    fn config_pod(&self, uid: &PodUid) -> Option<&'a HousekeepingPod<'a>> {
         let at = self.config.binary_search_by(|pod| pod.uid.cmp(uid));
         at.ok().map(|at| &self.config[at])
     }
 
-    fn known(&self, uid: &PodUid) -> Option<&'a Known> {
+    fn known(&self, uid: &PodUid) -> Option<&'a KnownPod> {
         let at = self.known.binary_search_by(|known| known.uid.cmp(uid));
         at.ok().map(|at| &self.known[at])
     }
@@ -86,7 +86,7 @@ impl<'a> Pass<'a> {
     }
 
     fn may_have_containers(&self, uid: &PodUid) -> bool {
-        let ends = |known: &Known| known.state == WorkState::Terminated;
+        let ends = |known: &KnownPod| known.state == WorkState::Terminated;
         self.known(uid).is_some_and(|known| !ends(known))
     }
 
@@ -111,7 +111,7 @@ impl<'a> Pass<'a> {
 
     /// Pods to create: those that are wanted, and those that have ended and wait for their deletion. A kubelet creates
     /// them without admission. Here they are admitted again, because another pod may have taken their share by now.
-    pub fn restarts(&self) -> impl Iterator<Item = Restart<'a>> + use<'a> {
+    pub fn restarts(&self) -> impl Iterator<Item = PodRestart<'a>> + use<'a> {
         let pass = *self;
         pass.config
             .iter()
@@ -121,7 +121,7 @@ impl<'a> Pass<'a> {
                 // way.
                 let over = pod.api_phase_terminal || !(pod.active || pod.restart_requested);
                 let deleted = pod.deletion_requested && !pod.is_static && !pass.runs(pod.uid);
-                (!over || deleted).then_some(Restart {
+                (!over || deleted).then_some(PodRestart {
                     uid: pod.uid,
                     is_static: pod.is_static,
                     drop_status: pod.restart_requested,
@@ -130,7 +130,7 @@ impl<'a> Pass<'a> {
             })
     }
 
-    /// Pods that run and have no worker: to be killed with `Update::runtime_only`. Those of [`Pass::restarts`] have
+    /// Pods that run and have no worker: to be killed with `Update::runtime_only`. Those of [`HousekeepingPass::restarts`] have
     /// one by now.
     pub fn runtime_orphans(&self) -> impl Iterator<Item = &'a RunningPod> + use<'a> {
         let restarted: BTreeSet<&PodUid> = self.restarts().map(|restart| restart.uid).gather();
@@ -158,10 +158,10 @@ impl<'a> Pass<'a> {
 
     /// The gauges of this pass.
     #[must_use]
-    pub fn gauges(&self) -> Gauges {
-        let mut gauges = Gauges {
+    pub fn gauges(&self) -> PodGauges {
+        let mut gauges = PodGauges {
             mirrors: self.mirrors.len(),
-            ..Gauges::default()
+            ..PodGauges::default()
         };
         for pod in self.config {
             let column = usize::from(pod.is_static);
@@ -170,10 +170,10 @@ impl<'a> Pass<'a> {
         }
         for known in self.known {
             let config = match known {
-                Known {
+                KnownPod {
                     has_config: false, ..
                 } => WorkConfig::RuntimeOnly,
-                Known {
+                KnownPod {
                     orphan, is_static, ..
                 } => match (orphan, is_static) {
                     (false, false) => WorkConfig::Desired,
@@ -188,7 +188,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Second index of [`Gauges::working`].
+/// Second index of [`PodGauges::working`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkConfig {
     /// `config="desired",static=""`.
@@ -216,7 +216,7 @@ impl WorkConfig {
 
 /// Pod counters that every pass sets anew. Pairs are (not static, static).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Gauges {
+pub struct PodGauges {
     /// `kubelet_desired_pods`.
     pub desired: [usize; 2],
     /// `kubelet_active_pods`.
@@ -229,20 +229,20 @@ pub struct Gauges {
 
 /// Pod counters that only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct PodTotals {
     /// `kubelet_restarted_pods_total`, (not static, static).
     pub restarted: [u64; 2],
     /// `kubelet_orphaned_runtime_pods_total`; expected to grow only right after a start.
     pub orphaned_runtime: u64,
 }
 
-impl Totals {
-    /// Counts a pod created by [`Pass::restarts`].
+impl PodTotals {
+    /// Counts a pod created by [`HousekeepingPass::restarts`].
     pub const fn count_restart(&mut self, is_static: bool) {
         self.restarted[is_static as usize] += 1;
     }
 
-    /// Counts a pod killed by [`Pass::runtime_orphans`].
+    /// Counts a pod killed by [`HousekeepingPass::runtime_orphans`].
     pub const fn count_runtime_orphan(&mut self) {
         self.orphaned_runtime += 1;
     }
@@ -258,8 +258,8 @@ mod tests {
         text.into()
     }
 
-    fn known(text: &str, state: WorkState) -> Known {
-        Known {
+    fn known(text: &str, state: WorkState) -> KnownPod {
+        KnownPod {
             uid: uid(text),
             state,
             orphan: false,
@@ -276,8 +276,8 @@ mod tests {
         }
     }
 
-    const fn wanted(uid: &PodUid) -> ConfigPod<'_> {
-        ConfigPod {
+    const fn wanted(uid: &PodUid) -> HousekeepingPod<'_> {
+        HousekeepingPod {
             uid,
             is_static: false,
             active: true,
@@ -297,7 +297,7 @@ mod tests {
     fn what_is_kept() {
         let (config, mirror, ended, stopping) = (uid("a"), uid("m"), uid("e"), uid("s"));
         let pods = [wanted(&config)];
-        let pass = Pass {
+        let pass = HousekeepingPass {
             config: &pods,
             mirrors: core::slice::from_ref(&mirror),
             known: &[
@@ -329,12 +329,12 @@ mod tests {
     fn restarts() {
         let a = uid("a");
         // CLEAN-09 CLEAN-10
-        let ended = ConfigPod {
+        let ended = HousekeepingPod {
             active: false,
             api_phase_terminal: true,
             ..wanted(&a)
         };
-        let deleted = ConfigPod {
+        let deleted = HousekeepingPod {
             deletion_requested: true,
             ..ended
         };
@@ -343,7 +343,7 @@ mod tests {
             ("active and there", wanted(&a), true, false),
             (
                 "inactive",
-                ConfigPod {
+                HousekeepingPod {
                     active: false,
                     ..wanted(&a)
                 },
@@ -352,7 +352,7 @@ mod tests {
             ),
             (
                 "its old status is terminal, but it came back",
-                ConfigPod {
+                HousekeepingPod {
                     active: false,
                     restart_requested: true,
                     ..wanted(&a)
@@ -362,7 +362,7 @@ mod tests {
             ),
             (
                 "came back, and the old one still ends",
-                ConfigPod {
+                HousekeepingPod {
                     restart_requested: true,
                     ..wanted(&a)
                 },
@@ -373,7 +373,7 @@ mod tests {
             ("ended, and deleted since", deleted, false, true),
             (
                 "ended as far as this node knows, and deleted since",
-                ConfigPod {
+                HousekeepingPod {
                     api_phase_terminal: false,
                     ..deleted
                 },
@@ -388,13 +388,13 @@ mod tests {
             ),
         ] {
             let known = [known("a", WorkState::Terminated)];
-            let pass = Pass {
+            let pass = HousekeepingPass {
                 config: &[pod],
                 mirrors: &[],
                 known: if is_known { &known } else { &[] },
                 running: &[],
             };
-            let expected = restarts.then_some(Restart {
+            let expected = restarts.then_some(PodRestart {
                 uid: &a,
                 is_static: false,
                 drop_status: pod.restart_requested,
@@ -402,7 +402,7 @@ mod tests {
             });
             assert_eq!(pass.restarts().next(), expected, "{name}");
         }
-        let pass = Pass {
+        let pass = HousekeepingPass {
             config: &[deleted],
             mirrors: &[],
             known: &[],
@@ -416,7 +416,7 @@ mod tests {
         let a = uid("a");
         let pods = [wanted(&a)];
         let running = [running("a"), running("k"), running("r")];
-        let pass = Pass {
+        let pass = HousekeepingPass {
             config: &pods,
             mirrors: &[],
             known: &[
@@ -446,22 +446,22 @@ mod tests {
         // CLEAN-13
         let (a, b) = (uid("a"), uid("b"));
         let pods = [
-            ConfigPod {
+            HousekeepingPod {
                 active: false,
                 ..wanted(&a)
             },
-            ConfigPod {
+            HousekeepingPod {
                 is_static: true,
                 ..wanted(&b)
             },
         ];
-        let row = |orphan, has_config, is_static, state| Known {
+        let row = |orphan, has_config, is_static, state| KnownPod {
             orphan,
             has_config,
             is_static,
             ..known("x", state)
         };
-        let pass = Pass {
+        let pass = HousekeepingPass {
             config: &pods,
             mirrors: &[uid("m")],
             known: &[
@@ -476,14 +476,14 @@ mod tests {
         };
         assert_eq!(
             pass.gauges(),
-            Gauges {
+            PodGauges {
                 desired: [1, 1],
                 active: [0, 1],
                 mirrors: 1,
                 working: [[1, 1, 0, 0, 0], [0, 0, 1, 0, 2], [0, 0, 0, 1, 0]],
             }
         );
-        let mut totals = Totals::default();
+        let mut totals = PodTotals::default();
         totals.count_restart(true);
         totals.count_runtime_orphan();
         assert_eq!((totals.restarted, totals.orphaned_runtime), ([0, 1], 1));

@@ -5,7 +5,7 @@
 //! any other pod asks the registry with its own.
 //!
 //! An image that the operator imports is open to every pod, by all its names, whatever credentials the same bytes were
-//! pulled with before or after. A record ends with its image. [`Verification`] makes exceptions of that.
+//! pulled with before or after. A record ends with its image. [`VerificationPolicy`] makes exceptions of that.
 //!
 //! - Source: KEP-2535; kubelet `pkg/kubelet/images/pullmanager`, `MustAttemptImagePull`.
 
@@ -23,7 +23,7 @@ pub const MAX_REPOSITORIES: usize = 100;
 /// Policy that says for which images on the node a pod has to have the right (ICV-01). By default for those that this agent
 /// pulled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Verification {
+pub enum VerificationPolicy {
     /// For none: every pod may use every image.
     Never,
     /// For all but images that the agent did not pull.
@@ -36,7 +36,7 @@ pub enum Verification {
     Always,
 }
 
-impl Verification {
+impl VerificationPolicy {
     /// Returns true if a pod needs the right. `preloaded`: the agent did not pull the image, or the operator imported it.
     #[must_use]
     pub fn is_needed(&self, repository: &str, preloaded: bool) -> bool {
@@ -76,7 +76,7 @@ impl PullSecret {
 /// Right to use an image by the names of one repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Access {
+pub struct RepositoryAccess {
     /// Set if the image was pulled anonymously, or with credentials of the node.
     pub everybody: bool,
     /// Credentials of pods that the image was pulled with.
@@ -94,12 +94,12 @@ pub struct PulledRecord {
     /// The operator brought it.
     pub imported: bool,
     /// By repository.
-    pub repositories: BTreeMap<String, Access>,
+    pub repositories: BTreeMap<String, RepositoryAccess>,
 }
 
 /// Right of a pod to use an image that is on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum ImageRight {
     /// Yes.
     Known,
     /// Yes, and its credential is to be noted: its Secret or its content is that of one that was good.
@@ -129,12 +129,12 @@ impl PulledRecord {
 
     /// Decides the right of a pod that brings these credentials for `repository`.
     #[must_use]
-    pub fn standing(&self, repository: &str, brought: &[PullSecret]) -> Standing {
+    pub fn standing(&self, repository: &str, brought: &[PullSecret]) -> ImageRight {
         let Some(access) = self.repositories.get(repository) else {
-            return Standing::Ask;
+            return ImageRight::Ask;
         };
         if access.everybody || brought.iter().any(|own| access.secrets.contains(own)) {
-            return Standing::Known;
+            return ImageRight::Known;
         }
         let is_good = |own: &PullSecret| {
             access.secrets.iter().any(|known| {
@@ -142,9 +142,9 @@ impl PulledRecord {
             })
         };
         if brought.iter().any(is_good) {
-            Standing::New
+            ImageRight::New
         } else {
-            Standing::Ask
+            ImageRight::Ask
         }
     }
 
@@ -160,7 +160,7 @@ impl PulledRecord {
             return false;
         }
         if with.is_empty() {
-            *access = Access {
+            *access = RepositoryAccess {
                 everybody: true,
                 secrets: Vec::new(),
             };
@@ -207,46 +207,52 @@ mod tests {
                 Some(&with_a[..]),
                 "r/x",
                 vec![a.clone()],
-                Standing::Known,
+                ImageRight::Known,
             ),
             (
                 "one of several",
                 Some(&with_a),
                 "r/x",
                 vec![b.clone(), a.clone()],
-                Standing::Known,
+                ImageRight::Known,
             ),
             (
                 "changed since",
                 Some(&with_a),
                 "r/x",
                 vec![secret("a", "9")],
-                Standing::New,
+                ImageRight::New,
             ),
             (
                 "the same in another",
                 Some(&with_a),
                 "r/x",
                 vec![secret("c", "1")],
-                Standing::New,
+                ImageRight::New,
             ),
             (
                 "another",
                 Some(&with_a),
                 "r/x",
                 vec![b.clone()],
-                Standing::Ask,
+                ImageRight::Ask,
             ),
-            ("none", Some(&with_a), "r/x", vec![], Standing::Ask),
+            ("none", Some(&with_a), "r/x", vec![], ImageRight::Ask),
             (
                 "another repository",
                 Some(&with_a),
                 "r/y",
                 vec![a.clone()],
-                Standing::Ask,
+                ImageRight::Ask,
             ),
-            ("anonymously", Some(&[]), "r/x", vec![], Standing::Known),
-            ("nobody knows", None, "r/x", vec![a.clone()], Standing::Ask),
+            ("anonymously", Some(&[]), "r/x", vec![], ImageRight::Known),
+            (
+                "nobody knows",
+                None,
+                "r/x",
+                vec![a.clone()],
+                ImageRight::Ask,
+            ),
         ] {
             let mut record = PulledRecord::new("i");
             if let Some(noted) = noted {
@@ -273,21 +279,21 @@ mod tests {
             record.note(&n.to_string(), &[]);
         }
         assert_eq!(record.repositories.len(), MAX_REPOSITORIES);
-        assert_eq!(record.standing("none", &[]), Standing::Ask);
+        assert_eq!(record.standing("none", &[]), ImageRight::Ask);
     }
 
     #[test]
     fn for_which_images_a_pod_needs_the_right() {
         // ICV-01
         let patterns = ["docker.io/library/busybox", "quay.io/team/"];
-        let listed = Verification::NotAllowed(patterns.map(Into::into).into());
+        let listed = VerificationPolicy::NotAllowed(patterns.map(Into::into).into());
         for (policy, preloaded, repository, want) in [
-            (Verification::Never, true, "r/x", false),
-            (Verification::Never, false, "r/x", false),
-            (Verification::NotPreloaded, true, "r/x", false),
-            (Verification::NotPreloaded, false, "r/x", true),
-            (Verification::Always, true, "r/x", true),
-            (Verification::Always, false, "r/x", true),
+            (VerificationPolicy::Never, true, "r/x", false),
+            (VerificationPolicy::Never, false, "r/x", false),
+            (VerificationPolicy::NotPreloaded, true, "r/x", false),
+            (VerificationPolicy::NotPreloaded, false, "r/x", true),
+            (VerificationPolicy::Always, true, "r/x", true),
+            (VerificationPolicy::Always, false, "r/x", true),
             (listed.clone(), true, "docker.io/library/busybox", false),
             (listed.clone(), true, "docker.io/library/busybox2", true),
             (listed.clone(), true, "quay.io/team/a/b", false),
@@ -299,7 +305,10 @@ mod tests {
             let needed = policy.is_needed(repository, preloaded);
             assert_eq!(needed, want, "{policy:?} {preloaded} {repository}");
         }
-        assert_eq!(Verification::default(), Verification::NotPreloaded);
+        assert_eq!(
+            VerificationPolicy::default(),
+            VerificationPolicy::NotPreloaded
+        );
     }
 
     #[test]
@@ -307,6 +316,9 @@ mod tests {
         let text = r#"{"v":1,"image":"sha256:00","repositories":{"r/x":{"everybody":false,
             "secrets":[{"uid":"a","namespace":"ns","name":"pull","digest":"1"}]}}}"#;
         let record: PulledRecord = serde_json::from_str(text).expect("record");
-        assert_eq!(record.standing("r/x", &[secret("a", "1")]), Standing::Known);
+        assert_eq!(
+            record.standing("r/x", &[secret("a", "1")]),
+            ImageRight::Known
+        );
     }
 }

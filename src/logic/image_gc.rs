@@ -7,8 +7,8 @@ use alloc::{
 };
 use core::time::Duration;
 
-use crate::api::order::{Gather, Order};
-use crate::api::{Mono, cri::FsInfo};
+use crate::api::order::{GatherExt, OrderExt};
+use crate::api::{MonoTime, cri::FsInfo};
 
 /// Time between two image garbage collections, by default.
 pub const PERIOD: Duration = Duration::from_secs(300);
@@ -78,30 +78,30 @@ pub struct ImageUse<'a> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Seen {
-    first: Mono,
-    used: Option<Mono>,
+struct ImageSighting {
+    first: MonoTime,
+    used: Option<MonoTime>,
 }
 
 /// First sighting and last use of each image. In memory only: after a restart of the agent all images are new.
 ///
 /// Keeps as many entries as the store has images.
 #[derive(Clone, Debug, Default)]
-pub struct ImageGc {
-    seen: BTreeMap<Box<str>, Seen>,
-    since: Option<Mono>,
+pub struct ImageUseHistory {
+    seen: BTreeMap<Box<str>, ImageSighting>,
+    since: Option<MonoTime>,
 }
 
-impl ImageGc {
+impl ImageUseHistory {
     /// Takes note of all images of the store. Call it at start, every few minutes, and before each choice.
-    pub fn observe(&mut self, images: &[ImageUse<'_>], now: Mono) {
+    pub fn observe(&mut self, images: &[ImageUse<'_>], now: MonoTime) {
         self.since.get_or_insert(now);
         let present: BTreeSet<&str> = images.iter().map(|i| i.id).gather();
         self.seen.retain(|id, _| present.contains(&**id));
         for image in images {
             let seen = match self.seen.get_mut(image.id) {
                 Some(seen) => seen,
-                None => self.seen.entry(image.id.into()).or_insert(Seen {
+                None => self.seen.entry(image.id.into()).or_insert(ImageSighting {
                     first: now,
                     used: None,
                 }),
@@ -120,7 +120,7 @@ impl ImageGc {
         &self,
         images: &[ImageUse<'a>],
         policy: &ImageGcPolicy,
-        now: Mono,
+        now: MonoTime,
     ) -> Vec<&'a str> {
         let up = self.since.map_or(Duration::ZERO, |since| now - since);
         if policy.max_age.is_zero() || up <= policy.max_age {
@@ -141,7 +141,7 @@ impl ImageGc {
         images: &[ImageUse<'a>],
         bytes: u64,
         policy: &ImageGcPolicy,
-        now: Mono,
+        now: MonoTime,
     ) -> Vec<&'a str> {
         let mut freed = 0_u64;
         let mut out = Vec::new();
@@ -158,7 +158,7 @@ impl ImageGc {
     }
 
     /// Unused, unpinned images that were seen, in the order of choice.
-    fn candidates<'a>(&self, images: &[ImageUse<'a>]) -> Vec<(Seen, ImageUse<'a>)> {
+    fn candidates<'a>(&self, images: &[ImageUse<'a>]) -> Vec<(ImageSighting, ImageUse<'a>)> {
         let mut list: Vec<_> = images
             .iter()
             .filter(|image| !image.in_use && !image.pinned)
@@ -189,8 +189,8 @@ mod tests {
         }
     }
 
-    const fn min(minutes: u64) -> Mono {
-        Mono(minutes * 60_000)
+    const fn min(minutes: u64) -> MonoTime {
+        MonoTime(minutes * 60_000)
     }
 
     #[test]
@@ -230,7 +230,7 @@ mod tests {
     fn what_to_free() {
         // IGC-02 GC-10 GC-11
         let policy = ImageGcPolicy::default();
-        let mut gc = ImageGc::default();
+        let mut gc = ImageUseHistory::default();
         gc.observe(
             &[
                 used("busy"),
@@ -283,7 +283,7 @@ mod tests {
                 "{name}"
             );
         }
-        let mut restarted = ImageGc::default();
+        let mut restarted = ImageUseHistory::default();
         restarted.observe(&now, min(20));
         assert!(
             restarted.to_free(&now, 1000, &policy, min(21)).is_empty(),
@@ -301,7 +301,7 @@ mod tests {
             max_age: Duration::from_secs(600),
             ..off
         };
-        let mut gc = ImageGc::default();
+        let mut gc = ImageUseHistory::default();
         gc.observe(&[used("a"), used("b"), image("c", 1)], min(0));
         gc.observe(&[image("a", 1), used("b"), image("c", 1)], min(8));
         let now = [image("a", 1), image("b", 1), image("c", 1)];

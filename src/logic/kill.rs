@@ -4,7 +4,7 @@
 use alloc::{string::String, vec::Vec};
 use core::time::Duration;
 
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::api::{
     Container, ContainerId, Pod, SandboxId,
     cri::{ContainerState, PodRuntimeStatus},

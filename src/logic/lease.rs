@@ -22,7 +22,7 @@ use core::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::api::{Lease, MicroTime, Mono, Wall, meta::OwnerReference};
+use crate::api::{Lease, MicroTime, MonoTime, WallTime, meta::OwnerReference};
 
 /// Namespace of all node leases.
 pub const NAMESPACE: &str = "kube-node-lease";
@@ -42,7 +42,7 @@ const JITTER_PERMILLE: u64 = 40;
 
 /// Request to the apiserver.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Request {
+pub enum LeaseRequest {
     /// GET of the own Node, for its uid.
     ReadNode,
     /// GET of the lease.
@@ -53,9 +53,9 @@ pub enum Request {
     Renew(Value),
 }
 
-/// Outcome of a [`Request`].
+/// Outcome of a [`LeaseRequest`].
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum LeaseAnswer {
     /// The Node's uid.
     Node(String),
     /// The lease as it is now.
@@ -69,9 +69,9 @@ pub enum Answer {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
+enum LeaseStep {
     Wait {
-        until: Mono,
+        until: MonoTime,
     },
     Renew {
         tries: u32,
@@ -80,7 +80,7 @@ enum Step {
         owner: Option<String>,
     },
     Ensure {
-        until: Mono,
+        until: MonoTime,
         /// Renewals tried before, if this is because of a conflict.
         tries: u32,
     },
@@ -97,12 +97,12 @@ pub struct LeaseKeeper {
     /// Bytes cost money: a renewal is late rather than early (METER-03).
     is_metered: bool,
     seen: Option<Box<Lease>>,
-    step: Step,
+    step: LeaseStep,
     pause_ms: u64,
     /// Set while the `managedFields` of the lease are cleared.
     cleared: bool,
     /// Latest `renewTime` that was sent or read.
-    latest: Option<Wall>,
+    latest: Option<WallTime>,
 }
 
 impl LeaseKeeper {
@@ -114,8 +114,8 @@ impl LeaseKeeper {
             duration_s,
             is_metered: false,
             seen: None,
-            step: Step::Ensure {
-                until: Mono(0),
+            step: LeaseStep::Ensure {
+                until: MonoTime(0),
                 tries: 0,
             },
             pause_ms: 0,
@@ -131,23 +131,23 @@ impl LeaseKeeper {
 
     /// Time of the next request of [`LeaseKeeper::poll`].
     #[must_use]
-    pub const fn due(&self) -> Mono {
+    pub const fn due(&self) -> MonoTime {
         match self.step {
-            Step::Wait { until } | Step::Ensure { until, .. } => until,
-            Step::Renew { .. } | Step::Create { .. } => Mono(0),
+            LeaseStep::Wait { until } | LeaseStep::Ensure { until, .. } => until,
+            LeaseStep::Renew { .. } | LeaseStep::Create { .. } => MonoTime(0),
         }
     }
 
     /// The request to send now; each is followed by one [`LeaseKeeper::on_answer`].
-    pub fn poll(&mut self, now: Mono, wall: Wall) -> Option<Request> {
+    pub fn poll(&mut self, now: MonoTime, wall: WallTime) -> Option<LeaseRequest> {
         if now < self.due() {
             return None;
         }
-        if matches!(self.step, Step::Wait { .. }) {
+        if matches!(self.step, LeaseStep::Wait { .. }) {
             self.step = if self.seen.is_some() {
                 Self::renew(0, false)
             } else {
-                Step::Ensure {
+                LeaseStep::Ensure {
                     until: now,
                     tries: 0,
                 }
@@ -155,31 +155,35 @@ impl LeaseKeeper {
         }
         let time = self.renew_time(wall);
         let request = match (&self.step, &self.seen) {
-            (Step::Renew { owner, .. }, Some(seen)) => {
+            (LeaseStep::Renew { owner, .. }, Some(seen)) => {
                 if seen.metadata.owner_references.is_empty() && owner.is_none() {
-                    Request::ReadNode
+                    LeaseRequest::ReadNode
                 } else {
-                    Request::Renew(self.renewal(seen, owner.as_deref(), time))
+                    LeaseRequest::Renew(self.renewal(seen, owner.as_deref(), time))
                 }
             }
-            (Step::Create { owner: None }, _) => Request::ReadNode,
-            (Step::Create { owner: Some(uid) }, _) => Request::Create(self.lease(uid, time)),
-            (Step::Renew { .. } | Step::Wait { .. } | Step::Ensure { .. }, _) => Request::ReadLease,
+            (LeaseStep::Create { owner: None }, _) => LeaseRequest::ReadNode,
+            (LeaseStep::Create { owner: Some(uid) }, _) => {
+                LeaseRequest::Create(self.lease(uid, time))
+            }
+            (LeaseStep::Renew { .. } | LeaseStep::Wait { .. } | LeaseStep::Ensure { .. }, _) => {
+                LeaseRequest::ReadLease
+            }
         };
-        if matches!(request, Request::Create(_) | Request::Renew(_)) {
+        if matches!(request, LeaseRequest::Create(_) | LeaseRequest::Renew(_)) {
             self.latest = Some(time);
         }
         Some(request)
     }
 
     /// Returns the time of the clock; at least [`LEAST_GROWTH_NS`] more than the latest that was sent or read.
-    fn renew_time(&self, wall: Wall) -> Wall {
-        let later = |Wall(latest)| Wall(latest.saturating_add(LEAST_GROWTH_NS));
+    fn renew_time(&self, wall: WallTime) -> WallTime {
+        let later = |WallTime(latest)| WallTime(latest.saturating_add(LEAST_GROWTH_NS));
         wall.max(self.latest.map_or(wall, later))
     }
 
-    const fn renew(tries: u32, ensured: bool) -> Step {
-        Step::Renew {
+    const fn renew(tries: u32, ensured: bool) -> LeaseStep {
+        LeaseStep::Renew {
             tries,
             ensured,
             owner: None,
@@ -190,46 +194,49 @@ impl LeaseKeeper {
     ///
     /// Returns whether idle connections should be closed: tries fail repeatedly, and perhaps the path they go is dead
     /// (CONF-21).
-    pub fn on_answer(&mut self, answer: Answer, now: Mono, random: u64) -> bool {
+    pub fn on_answer(&mut self, answer: LeaseAnswer, now: MonoTime, random: u64) -> bool {
         match (self.step.clone(), answer) {
-            (Step::Renew { tries, ensured, .. }, Answer::Node(uid)) => {
-                self.step = Step::Renew {
+            (LeaseStep::Renew { tries, ensured, .. }, LeaseAnswer::Node(uid)) => {
+                self.step = LeaseStep::Renew {
                     tries,
                     ensured,
                     owner: Some(uid),
                 };
                 false
             }
-            (Step::Create { .. }, Answer::Node(uid)) => {
-                self.step = Step::Create { owner: Some(uid) };
+            (LeaseStep::Create { .. }, LeaseAnswer::Node(uid)) => {
+                self.step = LeaseStep::Create { owner: Some(uid) };
                 false
             }
-            (Step::Renew { .. } | Step::Create { owner: Some(_) }, Answer::Lease(lease)) => {
-                self.cleared = matches!(self.step, Step::Renew { .. });
+            (
+                LeaseStep::Renew { .. } | LeaseStep::Create { owner: Some(_) },
+                LeaseAnswer::Lease(lease),
+            ) => {
+                self.cleared = matches!(self.step, LeaseStep::Renew { .. });
                 self.seen = Some(lease);
                 self.wait(now, random);
                 false
             }
             // The lease was deleted: it is made anew at once. (The 404 may also be the Node's.)
-            (Step::Renew { owner, .. }, Answer::NotFound)
+            (LeaseStep::Renew { owner, .. }, LeaseAnswer::NotFound)
                 if owner.is_some() || self.has_owner() =>
             {
                 self.seen = None;
-                self.step = Step::Create { owner: None };
+                self.step = LeaseStep::Create { owner: None };
                 false
             }
-            (Step::Renew { tries, .. }, Answer::Conflict) => {
-                self.step = Step::Ensure {
+            (LeaseStep::Renew { tries, .. }, LeaseAnswer::Conflict) => {
+                self.step = LeaseStep::Ensure {
                     until: now,
                     tries: tries + 1,
                 };
                 false
             }
-            (Step::Renew { tries, ensured, .. }, _) => {
+            (LeaseStep::Renew { tries, ensured, .. }, _) => {
                 self.failed_renewal(tries + 1, ensured, now, random);
                 tries > 0
             }
-            (Step::Ensure { tries, .. }, Answer::Lease(lease)) => {
+            (LeaseStep::Ensure { tries, .. }, LeaseAnswer::Lease(lease)) => {
                 // The lease may be of another agent, or of an earlier one with another clock.
                 let found = lease.spec.renew_time.map(|MicroTime(at)| at);
                 self.latest = self.latest.max(found);
@@ -242,20 +249,25 @@ impl LeaseKeeper {
                 }
                 false
             }
-            (Step::Ensure { .. }, Answer::NotFound) => {
+            (LeaseStep::Ensure { .. }, LeaseAnswer::NotFound) => {
                 self.seen = None;
-                self.step = Step::Create { owner: None };
+                self.step = LeaseStep::Create { owner: None };
                 false
             }
             // Without the Node's uid there is no lease: not now, and not before the next round (LEASE-03).
-            (Step::Create { owner: None }, _) => {
+            (LeaseStep::Create { owner: None }, _) => {
                 self.wait(now, random);
                 false
             }
-            (Step::Ensure { .. } | Step::Create { owner: Some(_) } | Step::Wait { .. }, _) => {
+            (
+                LeaseStep::Ensure { .. }
+                | LeaseStep::Create { owner: Some(_) }
+                | LeaseStep::Wait { .. },
+                _,
+            ) => {
                 let next = self.pause_ms.saturating_mul(2);
                 self.pause_ms = next.clamp(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
-                self.step = Step::Ensure {
+                self.step = LeaseStep::Ensure {
                     until: now + Duration::from_millis(self.pause_ms),
                     tries: 0,
                 };
@@ -269,13 +281,13 @@ impl LeaseKeeper {
         owners.is_some_and(|owners| !owners.is_empty())
     }
 
-    fn failed_renewal(&mut self, tries: u32, ensured: bool, now: Mono, random: u64) {
+    fn failed_renewal(&mut self, tries: u32, ensured: bool, now: MonoTime, random: u64) {
         if tries < MAX_TRIES {
             self.step = Self::renew(tries, ensured);
         } else if ensured {
             self.wait(now, random);
         } else {
-            self.step = Step::Ensure {
+            self.step = LeaseStep::Ensure {
                 until: now,
                 tries: 0,
             };
@@ -291,18 +303,18 @@ impl LeaseKeeper {
         }
     }
 
-    fn wait(&mut self, now: Mono, random: u64) {
+    fn wait(&mut self, now: MonoTime, random: u64) {
         self.pause_ms = 0;
         let interval_ms = self.interval_ms();
         let jitter_ms = interval_ms * JITTER_PERMILLE / 1000;
         let late_ms = random.checked_rem(jitter_ms + 1).unwrap_or(0);
-        self.step = Step::Wait {
+        self.step = LeaseStep::Wait {
             until: now + Duration::from_millis(interval_ms + late_ms),
         };
     }
 
     /// The lease to create.
-    fn lease(&self, node_uid: &str, time: Wall) -> Value {
+    fn lease(&self, node_uid: &str, time: WallTime) -> Value {
         let mut lease = Lease::default();
         lease.metadata.name.clone_from(&self.node);
         lease.metadata.namespace = NAMESPACE.into();
@@ -317,7 +329,7 @@ impl LeaseKeeper {
     }
 
     /// The smallest merge patch that renews `seen`, and takes it over if it is another's.
-    fn renewal(&self, seen: &Lease, node_uid: Option<&str>, time: Wall) -> Value {
+    fn renewal(&self, seen: &Lease, node_uid: Option<&str>, time: WallTime) -> Value {
         let mut body = json!({"spec": {"renewTime": MicroTime(time)}});
         if seen.spec.holder_identity != self.node {
             body["spec"]["holderIdentity"] = json!(self.node);
@@ -342,32 +354,32 @@ mod tests {
 
     use super::*;
 
-    const AT: Wall = Wall(1_700_000_000_123_456_789);
+    const AT: WallTime = WallTime(1_700_000_000_123_456_789);
 
     fn keeper() -> LeaseKeeper {
         LeaseKeeper::new("pi".into(), 40)
     }
 
-    fn lease(holder: &str, owned: bool) -> Answer {
+    fn lease(holder: &str, owned: bool) -> LeaseAnswer {
         let mut lease = Lease::default();
         lease.spec.holder_identity = holder.into();
         lease.spec.lease_duration_seconds = 40;
         if owned {
             lease.metadata.owner_references = vec![OwnerReference::to_node("pi", "nu")];
         }
-        Answer::Lease(Box::new(lease))
+        LeaseAnswer::Lease(Box::new(lease))
     }
 
     /// Sends the next request, answers it with `answer`, and returns the request in one word.
-    fn ask(keeper: &mut LeaseKeeper, now: u64, answer: Answer) -> &'static str {
-        let asked = match keeper.poll(Mono(now), AT) {
+    fn ask(keeper: &mut LeaseKeeper, now: u64, answer: LeaseAnswer) -> &'static str {
+        let asked = match keeper.poll(MonoTime(now), AT) {
             None => return "nothing",
-            Some(Request::ReadNode) => "node",
-            Some(Request::ReadLease) => "read",
-            Some(Request::Create(_)) => "create",
-            Some(Request::Renew(_)) => "renew",
+            Some(LeaseRequest::ReadNode) => "node",
+            Some(LeaseRequest::ReadLease) => "read",
+            Some(LeaseRequest::Create(_)) => "create",
+            Some(LeaseRequest::Renew(_)) => "renew",
         };
-        keeper.on_answer(answer, Mono(now), 0);
+        keeper.on_answer(answer, MonoTime(now), 0);
         asked
     }
 
@@ -375,9 +387,9 @@ mod tests {
     fn a_new_lease() {
         // LEASE-01 LEASE-03
         let mut keeper = keeper();
-        assert_eq!(ask(&mut keeper, 0, Answer::NotFound), "read");
-        assert_eq!(ask(&mut keeper, 0, Answer::Node("nu".into())), "node");
-        let Some(Request::Create(body)) = keeper.poll(Mono(0), AT) else {
+        assert_eq!(ask(&mut keeper, 0, LeaseAnswer::NotFound), "read");
+        assert_eq!(ask(&mut keeper, 0, LeaseAnswer::Node("nu".into())), "node");
+        let Some(LeaseRequest::Create(body)) = keeper.poll(MonoTime(0), AT) else {
             panic!("create")
         };
         assert_eq!(
@@ -390,8 +402,8 @@ mod tests {
                     "renewTime": "2023-11-14T22:13:20.123456Z"},
             })
         );
-        keeper.on_answer(lease("pi", true), Mono(0), 0);
-        assert_eq!(ask(&mut keeper, 9_999, Answer::Failed), "nothing");
+        keeper.on_answer(lease("pi", true), MonoTime(0), 0);
+        assert_eq!(ask(&mut keeper, 9_999, LeaseAnswer::Failed), "nothing");
         assert_eq!(ask(&mut keeper, 10_000, lease("pi", true)), "renew");
     }
 
@@ -424,24 +436,24 @@ mod tests {
             assert_eq!(ask(&mut keeper, 0, found), "read", "{name}");
             if let Some(uid) = node {
                 assert_eq!(
-                    ask(&mut keeper, 0, Answer::Node(uid.into())),
+                    ask(&mut keeper, 0, LeaseAnswer::Node(uid.into())),
                     "node",
                     "{name}"
                 );
             }
-            let renewal = keeper.poll(Mono(0), AT);
-            assert_eq!(renewal, Some(Request::Renew(body)), "{name}");
+            let renewal = keeper.poll(MonoTime(0), AT);
+            assert_eq!(renewal, Some(LeaseRequest::Renew(body)), "{name}");
         }
         let mut other = LeaseKeeper::new("pi".into(), 80);
         assert_eq!(ask(&mut other, 0, lease("pi", true)), "read");
-        let Some(Request::Renew(body)) = other.poll(Mono(0), AT) else {
+        let Some(LeaseRequest::Renew(body)) = other.poll(MonoTime(0), AT) else {
             panic!("renew")
         };
         assert_eq!(body["spec"]["leaseDurationSeconds"], 80);
         assert!(body.to_string().len() < 120, "{body}");
         // Clearing once is enough, until the lease is made anew.
-        assert!(!other.on_answer(lease("pi", true), Mono(0), 0));
-        let Some(Request::Renew(body)) = other.poll(other.due(), AT) else {
+        assert!(!other.on_answer(lease("pi", true), MonoTime(0), 0));
+        let Some(LeaseRequest::Renew(body)) = other.poll(other.due(), AT) else {
             panic!("renew")
         };
         assert!(
@@ -467,18 +479,18 @@ mod tests {
         ] {
             let mut keeper = LeaseKeeper::new("pi".into(), duration_s);
             keeper.set_metered(is_metered);
-            keeper.on_answer(lease("pi", true), Mono(0), 0);
-            keeper.on_answer(lease("pi", true), Mono(0), random);
+            keeper.on_answer(lease("pi", true), MonoTime(0), 0);
+            keeper.on_answer(lease("pi", true), MonoTime(0), random);
             assert_eq!(
                 keeper.due(),
-                Mono(next_ms),
+                MonoTime(next_ms),
                 "{is_metered} {duration_s} {random}"
             );
         }
     }
 
     /// Answers the requests one after the other with `answers`; returns each with its time.
-    fn course(keeper: &mut LeaseKeeper, answers: &[Answer]) -> Vec<(u64, &'static str)> {
+    fn course(keeper: &mut LeaseKeeper, answers: &[LeaseAnswer]) -> Vec<(u64, &'static str)> {
         let mut now = 0;
         let mut course = Vec::new();
         for answer in answers {
@@ -490,14 +502,14 @@ mod tests {
 
     fn kept() -> LeaseKeeper {
         let mut keeper = keeper();
-        keeper.on_answer(lease("pi", true), Mono(0), 0);
-        keeper.on_answer(lease("pi", true), Mono(0), 0);
+        keeper.on_answer(lease("pi", true), MonoTime(0), 0);
+        keeper.on_answer(lease("pi", true), MonoTime(0), 0);
         keeper
     }
 
     #[test]
     fn when_it_fails() {
-        use Answer::{Conflict, Failed, NotFound};
+        use LeaseAnswer::{Conflict, Failed, NotFound};
         // LEASE-04
         let found = || lease("pi", true);
         let t = 10_000;
@@ -568,7 +580,7 @@ mod tests {
             ),
             (
                 "deleted",
-                vec![NotFound, Answer::Node("nu".into()), found(), found()],
+                vec![NotFound, LeaseAnswer::Node("nu".into()), found(), found()],
                 vec![(t, "renew"), (t, "node"), (t, "create"), (2 * t, "renew")],
             ),
         ] {
@@ -579,7 +591,7 @@ mod tests {
     #[test]
     fn without_an_apiserver() {
         // LEASE-04
-        let answers = vec![Answer::Failed; 9];
+        let answers = vec![LeaseAnswer::Failed; 9];
         let times: Vec<u64> = course(&mut keeper(), &answers)
             .into_iter()
             .map(|(at, asked)| {
@@ -595,25 +607,27 @@ mod tests {
     fn renew_time_always_grows() {
         // TIME-01
         const YEARS_50_NS: i64 = 50 * 365 * 86_400 * 1_000_000_000;
-        let at = |time: &str| Wall::parse(time).expect("a time");
+        let at = |time: &str| WallTime::parse(time).expect("a time");
         let (now, set_back) = (
             at("2026-01-01T00:00:00.5Z"),
-            Wall(at("2026-01-01T00:00:00.5Z").0 - YEARS_50_NS),
+            WallTime(at("2026-01-01T00:00:00.5Z").0 - YEARS_50_NS),
         );
         let found = |time: &str| {
-            let Answer::Lease(mut lease) = lease("pi", true) else {
+            let LeaseAnswer::Lease(mut lease) = lease("pi", true) else {
                 panic!("a lease")
             };
             lease.spec.renew_time = Some(MicroTime(at(time)));
-            Answer::Lease(lease)
+            LeaseAnswer::Lease(lease)
         };
-        let sent = |keeper: &mut LeaseKeeper, wall: Wall| loop {
+        let sent = |keeper: &mut LeaseKeeper, wall: WallTime| loop {
             match keeper.poll(keeper.due(), wall).expect("a request") {
-                Request::Renew(body) | Request::Create(body) => {
+                LeaseRequest::Renew(body) | LeaseRequest::Create(body) => {
                     return body["spec"]["renewTime"].as_str().unwrap_or("").to_string();
                 }
-                Request::ReadNode => keeper.on_answer(Answer::Node("nu".into()), Mono(0), 0),
-                Request::ReadLease => keeper.on_answer(Answer::NotFound, Mono(0), 0),
+                LeaseRequest::ReadNode => {
+                    keeper.on_answer(LeaseAnswer::Node("nu".into()), MonoTime(0), 0)
+                }
+                LeaseRequest::ReadLease => keeper.on_answer(LeaseAnswer::NotFound, MonoTime(0), 0),
             };
         };
         for (name, before, answers, wall, want) in [
@@ -648,34 +662,34 @@ mod tests {
             (
                 "an answer that was lost may have been a renewal",
                 "2026-01-01T00:00:00Z",
-                vec![Answer::Failed],
+                vec![LeaseAnswer::Failed],
                 set_back,
                 "2026-01-01T00:00:00.000002Z",
             ),
             (
                 "another one wrote",
                 "2026-01-01T00:00:00Z",
-                vec![Answer::Conflict, found("2030-01-01T00:00:00.000007Z")],
+                vec![LeaseAnswer::Conflict, found("2030-01-01T00:00:00.000007Z")],
                 now,
                 "2030-01-01T00:00:00.000008Z",
             ),
             (
                 "an older state of the cluster came back",
                 "2026-01-01T00:00:00Z",
-                vec![Answer::Conflict, found("2025-01-01T00:00:00Z")],
+                vec![LeaseAnswer::Conflict, found("2025-01-01T00:00:00Z")],
                 set_back,
                 "2026-01-01T00:00:00.000002Z",
             ),
             (
                 "made anew: the controller remembers the one before",
                 "2026-01-01T00:00:00Z",
-                vec![Answer::NotFound],
+                vec![LeaseAnswer::NotFound],
                 set_back,
                 "2026-01-01T00:00:00.000002Z",
             ),
         ] {
             let mut keeper = keeper();
-            keeper.on_answer(found(before), Mono(0), 0);
+            keeper.on_answer(found(before), MonoTime(0), 0);
             for answer in answers {
                 keeper.poll(keeper.due(), set_back);
                 keeper.on_answer(answer, keeper.due(), 0);
@@ -686,9 +700,9 @@ mod tests {
 
     #[test]
     fn without_the_node() {
-        use Answer::{Failed, NotFound};
+        use LeaseAnswer::{Failed, NotFound};
         // LEASE-03
-        let node = || Answer::Node("nu".into());
+        let node = || LeaseAnswer::Node("nu".into());
         for (name, answers, want) in [
             (
                 "not created in this round",
@@ -714,7 +728,7 @@ mod tests {
             ),
             (
                 "created by another meanwhile",
-                vec![NotFound, node(), Answer::Conflict, lease("pi", true)],
+                vec![NotFound, node(), LeaseAnswer::Conflict, lease("pi", true)],
                 vec![(0, "read"), (0, "node"), (0, "create"), (200, "read")],
             ),
         ] {
@@ -726,11 +740,11 @@ mod tests {
     fn a_path_that_is_dead() {
         // CONF-21
         let mut keeper = kept();
-        let now = Mono(10_000);
+        let now = MonoTime(10_000);
         let closes: Vec<bool> = (0..3)
             .map(|_| {
                 keeper.poll(now, AT).expect("renewal");
-                keeper.on_answer(Answer::Failed, now, 0)
+                keeper.on_answer(LeaseAnswer::Failed, now, 0)
             })
             .collect();
         assert_eq!(closes, [false, true, true]);

@@ -12,7 +12,7 @@
 use alloc::{format, string::String};
 use core::{fmt, time::Duration};
 
-use crate::api::{Mono, Wall, link::PullUrgency, quantity::human_bytes};
+use crate::api::{MonoTime, WallTime, link::PullUrgency, quantity::human_bytes};
 
 /// Used part of the day's bytes from which on images wait, percent.
 const SAVING_PERCENT: u64 = 80;
@@ -22,22 +22,22 @@ const MINUTE_S: i64 = 60;
 
 /// Settings of the budget, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct LinkBudgetSettings {
     /// Bytes of a day, received and sent together; more than 0.
     pub daily_bytes: u64,
     /// Part of the day in which images never wait, even if the bytes of the day are used.
-    pub pull_window: Option<Window>,
+    pub pull_window: Option<DailyWindow>,
 }
 
 /// A part of each day, UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct DailyWindow {
     /// Minutes of the day. They differ; the end may be on the next day.
     from: i64,
     to: i64,
 }
 
-impl Window {
+impl DailyWindow {
     /// Reads `HH:MM-HH:MM`; `None`: it is none.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
@@ -46,7 +46,7 @@ impl Window {
         (from != to).then_some(Self { from, to })
     }
 
-    fn contains(self, now: Wall) -> bool {
+    fn contains(self, now: WallTime) -> bool {
         let minute = now.secs().rem_euclid(DAY_S) / MINUTE_S;
         match self.from < self.to {
             true => (self.from..self.to).contains(&minute),
@@ -55,8 +55,8 @@ impl Window {
     }
 
     /// Returns the next start of the window.
-    fn next(self, now: Wall) -> Wall {
-        let begin = |day: i64| Wall::from_secs(day * DAY_S + self.from * MINUTE_S);
+    fn next(self, now: WallTime) -> WallTime {
+        let begin = |day: i64| WallTime::from_secs(day * DAY_S + self.from * MINUTE_S);
         let today = now.secs().div_euclid(DAY_S);
         if begin(today) > now {
             begin(today)
@@ -78,11 +78,11 @@ fn minutes(text: &str) -> Option<i64> {
 
 /// A moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Now {
+pub struct BudgetMoment {
     /// Wall clock; `None`: it is not known to be right, see [`is_dated`].
-    pub wall: Option<Wall>,
+    pub wall: Option<WallTime>,
     /// Time since boot, for measuring.
-    pub up: Mono,
+    pub up: MonoTime,
     /// Bytes counted so far, in all.
     pub counted: u64,
 }
@@ -98,22 +98,22 @@ pub const fn is_dated(certain: bool, synchronized: Option<bool>) -> bool {
 
 /// End of a wait: the start of the next day, or of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Until {
+pub enum DeferralEnd {
     /// Wall-clock time.
-    At(Wall),
+    At(WallTime),
     /// Time since boot.
-    Up(Mono),
+    Up(MonoTime),
 }
 
 /// Refusal of a download for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deferral {
+pub struct DownloadDeferral {
     /// Bytes that are missing; `None`: nobody asked yet.
     pub needs: Option<u64>,
     /// Bytes that may still be fetched today.
     pub left: u64,
     /// End of the wait.
-    pub until: Until,
+    pub until: DeferralEnd,
     /// Length of the wait.
     pub after: Duration,
     /// Bytes of a whole day for downloads of this urgency.
@@ -122,7 +122,7 @@ pub struct Deferral {
     is_too_large: bool,
 }
 
-impl fmt::Display for Deferral {
+impl fmt::Display for DownloadDeferral {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (left, of) = (human_bytes(self.left), human_bytes(self.of));
         match self.needs {
@@ -134,8 +134,8 @@ impl fmt::Display for Deferral {
             return f.write_str("; it is more than a day has: picolet image pull --now");
         }
         match self.until {
-            Until::At(at) => write!(f, "; goes on at {at}"),
-            Until::Up(_) => {
+            DeferralEnd::At(at) => write!(f, "; goes on at {at}"),
+            DeferralEnd::Up(_) => {
                 let minutes = self.after.as_secs().div_ceil(60);
                 write!(f, "; goes on in {} h {} min", minutes / 60, minutes % 60)
             }
@@ -143,9 +143,9 @@ impl fmt::Display for Deferral {
     }
 }
 
-/// State of a [`Budget`] that is kept over a restart.
+/// State of a [`DownloadBudget`] that is kept over a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct KeptBudget {
     /// The day, counted from 1970; `None`: the clock was not right.
     pub day: Option<i64>,
     /// Bytes used on it.
@@ -156,11 +156,11 @@ pub struct Kept {
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
-pub struct Budget {
-    settings: Settings,
+pub struct DownloadBudget {
+    settings: LinkBudgetSettings,
     day: Option<i64>,
     /// Start of this day for this agent, and the time that earlier agents were up on the day.
-    began: Mono,
+    began: MonoTime,
     elapsed: Duration,
     /// Counter at `began`, and bytes that earlier agents used on the day.
     base: u64,
@@ -168,14 +168,14 @@ pub struct Budget {
     /// Bytes that may come for admitted downloads, and the part of them that has come.
     granted: u64,
     come: u64,
-    /// Counter at the last call of [`Budget::used`].
+    /// Counter at the last call of [`DownloadBudget::used`].
     seen: u64,
 }
 
-impl Budget {
+impl DownloadBudget {
     /// Makes the budget of an agent that starts.
     #[must_use]
-    pub const fn new(settings: Settings, kept: Kept, now: Now) -> Self {
+    pub const fn new(settings: LinkBudgetSettings, kept: KeptBudget, now: BudgetMoment) -> Self {
         Self {
             settings,
             day: kept.day,
@@ -190,7 +190,7 @@ impl Budget {
     }
 
     /// Begins a day if there is a new one.
-    fn roll(&mut self, now: Now) {
+    fn roll(&mut self, now: BudgetMoment) {
         let today = now.wall.map(|wall| wall.secs().div_euclid(DAY_S));
         let is_new = match (today, self.day) {
             (Some(today), Some(day)) => today != day,
@@ -210,12 +210,12 @@ impl Budget {
         }
     }
 
-    fn elapsed(&self, now: Now) -> Duration {
+    fn elapsed(&self, now: BudgetMoment) -> Duration {
         self.elapsed.saturating_add(now.up - self.began)
     }
 
     /// Bytes used today.
-    pub fn used(&mut self, now: Now) -> u64 {
+    pub fn used(&mut self, now: BudgetMoment) -> u64 {
         self.roll(now);
         // All counted bytes are taken for the download's; if others came too, a little more is admitted.
         let come = self.come + now.counted.saturating_sub(self.seen);
@@ -225,9 +225,9 @@ impl Budget {
     }
 
     /// State to keep for the next agent.
-    pub fn kept(&mut self, now: Now) -> Kept {
+    pub fn kept(&mut self, now: BudgetMoment) -> KeptBudget {
         let used = self.used(now);
-        Kept {
+        KeptBudget {
             day: self.day,
             used,
             elapsed: self.elapsed(now),
@@ -235,12 +235,12 @@ impl Budget {
     }
 
     /// All bytes of the day are used: nothing new comes through the tunnel, and polls are slowest.
-    pub fn is_spent(&mut self, now: Now) -> bool {
+    pub fn is_spent(&mut self, now: BudgetMoment) -> bool {
         self.used(now) >= self.settings.daily_bytes
     }
 
     /// Admits a download of `needs` bytes now; `None`: its size is not known. Admitted bytes count as used until
-    /// [`Budget::fetched`].
+    /// [`DownloadBudget::fetched`].
     ///
     /// # Errors
     /// The download has to wait.
@@ -248,15 +248,15 @@ impl Budget {
         &mut self,
         needs: Option<u64>,
         urgency: PullUrgency,
-        now: Now,
-    ) -> Result<(), Deferral> {
+        now: BudgetMoment,
+    ) -> Result<(), DownloadDeferral> {
         self.may(needs, urgency, now)?;
         self.granted += needs.unwrap_or(0);
         Ok(())
     }
 
     /// Takes in the end of an admitted download: its bytes have come, or will not.
-    pub fn fetched(&mut self, needs: u64, now: Now) {
+    pub fn fetched(&mut self, needs: u64, now: BudgetMoment) {
         self.used(now);
         self.granted = self.granted.saturating_sub(needs);
         self.come = self.come.saturating_sub(needs);
@@ -266,7 +266,11 @@ impl Budget {
     ///
     /// # Errors
     /// The download has to wait.
-    pub fn go_on(&mut self, urgency: PullUrgency, now: Now) -> Result<(), Deferral> {
+    pub fn go_on(
+        &mut self,
+        urgency: PullUrgency,
+        now: BudgetMoment,
+    ) -> Result<(), DownloadDeferral> {
         let is_over = self.is_spent(now) && urgency < PullUrgency::Now && !self.is_in_window(now);
         match is_over {
             true => Err(self.deferral(None, 0, self.settings.daily_bytes, now)),
@@ -274,7 +278,7 @@ impl Budget {
         }
     }
 
-    /// Checks if [`Budget::admit`] would admit the download; admits nothing.
+    /// Checks if [`DownloadBudget::admit`] would admit the download; admits nothing.
     ///
     /// # Errors
     /// The download would have to wait.
@@ -282,8 +286,8 @@ impl Budget {
         &mut self,
         needs: Option<u64>,
         urgency: PullUrgency,
-        now: Now,
-    ) -> Result<(), Deferral> {
+        now: BudgetMoment,
+    ) -> Result<(), DownloadDeferral> {
         let used = self.used(now);
         let daily = self.settings.daily_bytes;
         let of = match urgency {
@@ -303,38 +307,44 @@ impl Budget {
         }
     }
 
-    fn is_in_window(&self, now: Now) -> bool {
+    fn is_in_window(&self, now: BudgetMoment) -> bool {
         let window = self.settings.pull_window.zip(now.wall);
         window.is_some_and(|(window, wall)| window.contains(wall))
     }
 
-    fn deferral(&self, needs: Option<u64>, left: u64, of: u64, now: Now) -> Deferral {
+    fn deferral(
+        &self,
+        needs: Option<u64>,
+        left: u64,
+        of: u64,
+        now: BudgetMoment,
+    ) -> DownloadDeferral {
         let window = self.settings.pull_window.zip(now.wall);
         let window = window.map(|(window, wall)| window.next(wall));
         let is_larger = needs.is_some_and(|needs| needs > of);
         let until = match now.wall {
             Some(wall) => {
                 let today = wall.secs().div_euclid(DAY_S);
-                let midnight = Wall::from_secs((today + 1) * DAY_S);
-                Until::At(match window {
+                let midnight = WallTime::from_secs((today + 1) * DAY_S);
+                DeferralEnd::At(match window {
                     // The next day's bytes are not enough either.
                     Some(begin) if is_larger => begin,
                     Some(begin) => begin.min(midnight),
                     None => midnight,
                 })
             }
-            None => Until::Up(self.began + DAY.saturating_sub(self.elapsed)),
+            None => DeferralEnd::Up(self.began + DAY.saturating_sub(self.elapsed)),
         };
-        Deferral {
+        DownloadDeferral {
             needs,
             left,
             until,
             after: match until {
-                Until::At(at) => {
+                DeferralEnd::At(at) => {
                     let wait = now.wall.map_or(0, |wall| at.secs() - wall.secs());
                     Duration::from_secs(wait.unsigned_abs())
                 }
-                Until::Up(at) => at - now.up,
+                DeferralEnd::Up(at) => at - now.up,
             },
             of,
             is_too_large: is_larger && window.is_none(),
@@ -342,7 +352,7 @@ impl Budget {
     }
 
     /// Describes the budget for people; true if images wait.
-    pub fn says(&mut self, now: Now) -> (String, bool) {
+    pub fn says(&mut self, now: BudgetMoment) -> (String, bool) {
         let used = self.used(now);
         let daily = self.settings.daily_bytes;
         let text = format!("{} of {} used today", human_bytes(used), human_bytes(daily));
@@ -354,8 +364,8 @@ impl Budget {
                     false => "images wait",
                 };
                 let until = match deferral.until {
-                    Until::At(at) => format!("until {at}"),
-                    Until::Up(_) => "for the next day".into(),
+                    DeferralEnd::At(at) => format!("until {at}"),
+                    DeferralEnd::Up(_) => "for the next day".into(),
                 };
                 (format!("{text}; {what} {until}"), true)
             }
@@ -375,31 +385,31 @@ mod tests {
 
     use super::*;
 
-    const SETTINGS: Settings = Settings {
+    const SETTINGS: LinkBudgetSettings = LinkBudgetSettings {
         daily_bytes: 1000,
         pull_window: None,
     };
     /// 2026-11-26T00:00:00Z.
     const MIDNIGHT: i64 = 1_795_651_200;
 
-    fn at(second: i64, counted: u64) -> Now {
+    fn at(second: i64, counted: u64) -> BudgetMoment {
         let up = Duration::from_secs(u64::try_from(second).expect("later"));
-        Now {
-            wall: Some(Wall::from_secs(MIDNIGHT + second)),
-            up: Mono(0) + up,
+        BudgetMoment {
+            wall: Some(WallTime::from_secs(MIDNIGHT + second)),
+            up: MonoTime(0) + up,
             counted,
         }
     }
 
-    fn unset(second: i64, counted: u64) -> Now {
-        Now {
+    fn unset(second: i64, counted: u64) -> BudgetMoment {
+        BudgetMoment {
             wall: None,
             ..at(second, counted)
         }
     }
 
-    fn budget() -> Budget {
-        Budget::new(SETTINGS, Kept::default(), at(0, 0))
+    fn budget() -> DownloadBudget {
+        DownloadBudget::new(SETTINGS, KeptBudget::default(), at(0, 0))
     }
 
     #[test]
@@ -490,26 +500,26 @@ mod tests {
         assert_eq!(budget.used(at(DAY_S, 950)), 0);
         assert_eq!(budget.used(at(DAY_S + 1, 960)), 10);
         // The counter of a new agent begins at 0.
-        let mut next = Budget::new(SETTINGS, kept, at(DAY_S - 1, 0));
+        let mut next = DownloadBudget::new(SETTINGS, kept, at(DAY_S - 1, 0));
         assert_eq!(next.used(at(DAY_S - 1, 5)), 905);
         assert_eq!(next.used(at(DAY_S, 6)), 0);
         // A clock that is set back shows another day, too.
         assert_eq!(next.used(at(DAY_S - 5, 7)), 0);
         // After a boot the clock is not right for a while: no day has ended because of that.
-        let kept = Kept {
+        let kept = KeptBudget {
             elapsed: Duration::ZERO,
             ..kept
         };
-        let mut booted = Budget::new(SETTINGS, kept, unset(0, 0));
+        let mut booted = DownloadBudget::new(SETTINGS, kept, unset(0, 0));
         assert_eq!(booted.used(unset(60, 5)), 905);
         assert_eq!(booted.used(at(DAY_S - 2, 6)), 906);
         // The clock never becomes right: a day is 24 hours of uptime.
-        let mut never = Budget::new(SETTINGS, kept, unset(10, 0));
+        let mut never = DownloadBudget::new(SETTINGS, kept, unset(10, 0));
         assert_eq!(never.used(unset(DAY_S + 9, 5)), 905);
         assert_eq!(never.used(unset(DAY_S + 10, 6)), 0);
         assert_eq!(
             never.kept(unset(DAY_S + 20, 8)),
-            Kept {
+            KeptBudget {
                 day: None,
                 used: 2,
                 elapsed: Duration::from_secs(10),
@@ -517,13 +527,13 @@ mod tests {
         );
         // A restart begins no new day: the day ends when agents were up for 24 hours.
         let hour = 3600;
-        let mut before = Budget::new(SETTINGS, Kept::default(), unset(10, 0));
+        let mut before = DownloadBudget::new(SETTINGS, KeptBudget::default(), unset(10, 0));
         let kept = before.kept(unset(23 * hour + 10, 900));
-        let mut after = Budget::new(SETTINGS, kept, unset(20, 0));
+        let mut after = DownloadBudget::new(SETTINGS, kept, unset(20, 0));
         assert_eq!(after.used(unset(hour + 19, 5)), 905);
         let refused = after.admit(None, PullUrgency::Normal, unset(30, 5));
         let until = refused.expect_err("used").until;
-        assert_eq!(until, Until::Up(unset(hour + 20, 0).up));
+        assert_eq!(until, DeferralEnd::Up(unset(hour + 20, 0).up));
         assert_eq!(after.used(unset(hour + 20, 6)), 0);
         // The clock becomes right: the bytes count as used today.
         assert_eq!(never.used(at(DAY_S + 30, 9)), 3);
@@ -543,14 +553,14 @@ mod tests {
             ("+1:00-05:00", false),
             ("", false),
         ] {
-            assert_eq!(Window::parse(text).is_some(), is_one, "{text}");
+            assert_eq!(DailyWindow::parse(text).is_some(), is_one, "{text}");
         }
         let of = |text: &str| {
-            let settings = Settings {
-                pull_window: Window::parse(text),
+            let settings = LinkBudgetSettings {
+                pull_window: DailyWindow::parse(text),
                 ..SETTINGS
             };
-            Budget::new(settings, Kept::default(), at(0, 0))
+            DownloadBudget::new(settings, KeptBudget::default(), at(0, 0))
         };
         let hour = 3600;
         for (text, second, opens) in [
@@ -579,8 +589,8 @@ mod tests {
             let refused =
                 of("06:00-07:00").admit(Some(needs), PullUrgency::Normal, at(second, 200));
             let refused = refused.expect_err("too much");
-            let goes_on = Wall::from_secs(MIDNIGHT + goes_on);
-            assert_eq!(refused.until, Until::At(goes_on), "{needs} {second}");
+            let goes_on = WallTime::from_secs(MIDNIGHT + goes_on);
+            assert_eq!(refused.until, DeferralEnd::At(goes_on), "{needs} {second}");
             let says =
                 format!("needs {needs}B, 600B of 800B are left for it today; goes on at {goes_on}");
             assert_eq!(refused.to_string(), says);
@@ -594,12 +604,12 @@ mod tests {
     #[test]
     fn what_people_read() {
         // METER-04
-        let big = Settings {
+        let big = LinkBudgetSettings {
             daily_bytes: 50_000_000,
             pull_window: None,
         };
-        let why = |needs: Option<u64>, now: Now| {
-            let mut budget = Budget::new(big, Kept::default(), at(0, 0));
+        let why = |needs: Option<u64>, now: BudgetMoment| {
+            let mut budget = DownloadBudget::new(big, KeptBudget::default(), at(0, 0));
             let refused = budget.admit(needs, PullUrgency::Normal, now);
             refused.expect_err("too much").to_string()
         };
@@ -615,7 +625,7 @@ mod tests {
             why(Some(90_000_000), at(60, 0)),
             "needs 90.0MB, 40.0MB of 40.0MB are left for it today; it is more than a day has: picolet image pull --now"
         );
-        let mut budget = Budget::new(big, Kept::default(), at(0, 0));
+        let mut budget = DownloadBudget::new(big, KeptBudget::default(), at(0, 0));
         for (used, says, waits) in [
             (1_000_000, "1.0MB of 50.0MB used today", false),
             (

@@ -6,7 +6,7 @@
 use alloc::{string::String, vec::Vec};
 use core::time::Duration;
 
-use crate::api::{Mono, names::glob};
+use crate::api::{MonoTime, names::glob};
 
 /// Names of interfaces at most.
 pub const MAX_INTERFACES: usize = 16;
@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Settings of the link, from the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
+pub struct LinkSettings {
     /// Bytes cost money, whatever the way.
     pub always: bool,
     /// Interfaces by which the way costs money: names, with `*` and `?`. At most [`MAX_INTERFACES`].
@@ -43,18 +43,18 @@ pub fn wrong_name(name: &str) -> Option<&'static str> {
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub struct Cost {
-    settings: Settings,
-    looked: Option<Mono>,
+pub struct LinkMetering {
+    settings: LinkSettings,
+    looked: Option<MonoTime>,
     /// Interface by which the way left when it was last found.
     interface: Option<String>,
     is_metered: bool,
 }
 
-impl Cost {
+impl LinkMetering {
     /// Makes the cost of a link whose way is not known yet: until then no interface costs money.
     #[must_use]
-    pub const fn new(settings: Settings) -> Self {
+    pub const fn new(settings: LinkSettings) -> Self {
         Self {
             is_metered: settings.always,
             settings,
@@ -69,15 +69,15 @@ impl Cost {
         !self.settings.interfaces.is_empty()
     }
 
-    /// Returns true if the way must be looked up before [`Cost::is_metered`] is asked.
+    /// Returns true if the way must be looked up before [`LinkMetering::is_metered`] is asked.
     #[must_use]
-    pub fn is_due(&self, now: Mono) -> bool {
+    pub fn is_due(&self, now: MonoTime) -> bool {
         self.depends() && self.looked.is_none_or(|at| now >= at + LOOK)
     }
 
     /// Takes in the interface by which the way leaves; `None`: there is no way now, and the last known one stays.
     /// Returns true if the interface has changed.
-    pub fn found(&mut self, interface: Option<String>, now: Mono) -> bool {
+    pub fn found(&mut self, interface: Option<String>, now: MonoTime) -> bool {
         self.looked = Some(now);
         if interface.is_none() || interface == self.interface {
             return false;
@@ -118,8 +118,8 @@ mod tests {
 
     use super::*;
 
-    fn cost(always: bool, interfaces: &[&str]) -> Cost {
-        Cost::new(Settings {
+    fn cost(always: bool, interfaces: &[&str]) -> LinkMetering {
+        LinkMetering::new(LinkSettings {
             always,
             interfaces: interfaces.iter().map(|&name| name.to_owned()).collect(),
             stream_bytes: Some(9),
@@ -131,7 +131,7 @@ mod tests {
         // METER-05 METER-06
         let by = |interfaces: &[&str], always, name: Option<&str>| {
             let mut cost = cost(always, interfaces);
-            cost.found(name.map(ToOwned::to_owned), Mono(1));
+            cost.found(name.map(ToOwned::to_owned), MonoTime(1));
             (cost.is_metered(), cost.stream_bytes())
         };
         for (interfaces, always, name, is_metered, stream_bytes) in [
@@ -158,10 +158,10 @@ mod tests {
     fn a_change_is_seen_and_no_way_changes_nothing() {
         // METER-06
         let mut fixed = cost(false, &[]);
-        assert!(!fixed.is_due(Mono(0)) && !fixed.depends());
+        assert!(!fixed.is_due(MonoTime(0)) && !fixed.depends());
         assert!(!fixed.is_metered());
         let mut cost = cost(false, &["wwan0"]);
-        assert!(cost.is_due(Mono(0)));
+        assert!(cost.is_due(MonoTime(0)));
         let on = |name: &str| Some(name.to_owned());
         for (ms, interface, is_news, is_metered) in [
             (1000, on("eth0"), true, false),
@@ -172,13 +172,13 @@ mod tests {
             (6000, on("eth0"), true, false),
             (7000, None, false, false),
         ] {
-            assert!(cost.is_due(Mono(ms)), "{ms}");
-            assert_eq!(cost.found(interface, Mono(ms)), is_news, "{ms}");
-            assert!(!cost.is_due(Mono(ms + 999)), "{ms}");
+            assert!(cost.is_due(MonoTime(ms)), "{ms}");
+            assert_eq!(cost.found(interface, MonoTime(ms)), is_news, "{ms}");
+            assert!(!cost.is_due(MonoTime(ms + 999)), "{ms}");
             assert_eq!(cost.is_metered(), is_metered, "{ms}");
         }
         assert_eq!(cost.interface(), Some("eth0"));
-        fixed.found(None, Mono(0));
+        fixed.found(None, MonoTime(0));
         assert_eq!(fixed.interface(), None);
     }
 

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 /// The files of one container's log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Log {
+pub struct ContainerLogFiles {
     /// Sizes of the files, bytes, oldest first.
     pub files: Vec<u64>,
     /// Set if the last file is being written.
@@ -14,7 +14,7 @@ pub struct Log {
 
 /// Changes to one log, in the order of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Trim {
+pub struct LogTrim {
     /// Index of the log.
     pub log: usize,
     /// Number of files to remove, oldest first.
@@ -28,7 +28,7 @@ pub struct Trim {
 ///
 /// - Shape: sorted by index; a log that loses nothing is not named.
 #[must_use]
-pub fn trims(logs: &[Log], budget: u64) -> Vec<Trim> {
+pub fn trims(logs: &[ContainerLogFiles], budget: u64) -> Vec<LogTrim> {
     let mut left: Vec<u64> = logs.iter().map(|log| sum(&log.files)).collect();
     let mut gone: Vec<usize> = logs.iter().map(|_| 0).collect();
     // Bounded: each round removes one file.
@@ -45,7 +45,7 @@ pub fn trims(logs: &[Log], budget: u64) -> Vec<Trim> {
         gone[at] += 1;
     }
     let all = gone.into_iter().enumerate().filter(|(_, files)| *files > 0);
-    all.map(|(log, files)| Trim {
+    all.map(|(log, files)| LogTrim {
         log,
         files,
         rotate: logs[log].is_written && files == logs[log].files.len(),
@@ -65,11 +65,11 @@ mod tests {
 
     #[test]
     fn the_largest_gives_its_oldest_first() {
-        let log = |files: &[u64]| Log {
+        let log = |files: &[u64]| ContainerLogFiles {
             files: files.into(),
             is_written: true,
         };
-        let trim = |log, files, rotate| Trim { log, files, rotate };
+        let trim = |log, files, rotate| LogTrim { log, files, rotate };
         let large = [log(&[10, 10, 10]), log(&[5, 4]), log(&[])];
         for (name, budget, want) in [
             ("all fit", 39, vec![]),
@@ -91,7 +91,7 @@ mod tests {
             [trim(0, 1, true)],
             "the first of equals"
         );
-        let ended = Log {
+        let ended = ContainerLogFiles {
             is_written: false,
             ..large[0].clone()
         };

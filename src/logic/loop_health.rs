@@ -5,9 +5,9 @@
 use alloc::{borrow::ToOwned as _, format, string::String, vec::Vec};
 use core::time::Duration;
 
-use crate::api::{Mono, cri::RuntimeStatus};
+use crate::api::{MonoTime, cri::RuntimeStatus};
 
-use super::pleg::Unhealthy;
+use super::pleg::PlegUnhealthy;
 
 /// A runtime status of this age means the runtime is down.
 pub const STATUS_THRESHOLD: Duration = Duration::from_secs(30);
@@ -30,20 +30,20 @@ pub enum RuntimeDown {
     },
     /// Relists do not succeed.
     #[error("PLEG is not healthy: {0}")]
-    Pleg(Unhealthy),
+    Pleg(PlegUnhealthy),
 }
 
 /// Last status of the runtime, and the decisions that follow from it.
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeGate {
-    last: Option<(Mono, RuntimeStatus)>,
+    last: Option<(MonoTime, RuntimeStatus)>,
     /// Time of the last status that was ready.
-    ready_at: Option<Mono>,
+    ready_at: Option<MonoTime>,
 }
 
 impl RuntimeGate {
     /// Takes a successful status. A failed one is not handed over: the last one grows old.
-    pub fn on_status(&mut self, status: RuntimeStatus, now: Mono) {
+    pub fn on_status(&mut self, status: RuntimeStatus, now: MonoTime) {
         if status.runtime_ready.ok {
             self.ready_at = Some(now);
         }
@@ -58,7 +58,7 @@ impl RuntimeGate {
 
     /// Last status of the runtime, if it is younger than [`STATUS_THRESHOLD`].
     #[must_use]
-    pub fn fresh(&self, now: Mono) -> Option<&RuntimeStatus> {
+    pub fn fresh(&self, now: MonoTime) -> Option<&RuntimeStatus> {
         let (at, status) = self.last.as_ref()?;
         (now - *at < STATUS_THRESHOLD).then_some(status)
     }
@@ -66,7 +66,7 @@ impl RuntimeGate {
     /// Reasons why the node is not ready, as far as the runtime and its network go: one text each, none if it is
     /// (NODE-20).
     #[must_use]
-    pub fn ready_errors(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Vec<String> {
+    pub fn ready_errors(&self, pleg: Result<(), PlegUnhealthy>, now: MonoTime) -> Vec<String> {
         let mut errors = Vec::new();
         match self.ready_at {
             None => {
@@ -101,7 +101,7 @@ impl RuntimeGate {
     /// Checks that pods may be handled.
     ///
     /// - Errors: the first cause; the loop consumes nothing.
-    pub fn check(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Result<(), RuntimeDown> {
+    pub fn check(&self, pleg: Result<(), PlegUnhealthy>, now: MonoTime) -> Result<(), RuntimeDown> {
         let status = self.fresh(now).ok_or(RuntimeDown::Silent)?;
         let ready = &status.runtime_ready;
         if !ready.ok {
@@ -117,7 +117,11 @@ impl RuntimeGate {
     /// stop containers holds up no pod; [`RuntimeGate::start_error`] then says that nothing may start.
     ///
     /// - Errors: the first cause.
-    pub fn check_hold(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Result<(), RuntimeDown> {
+    pub fn check_hold(
+        &self,
+        pleg: Result<(), PlegUnhealthy>,
+        now: MonoTime,
+    ) -> Result<(), RuntimeDown> {
         match self.check(pleg, now) {
             Err(RuntimeDown::NotReady { .. }) if self.can_stop_containers() => {
                 pleg.map_err(RuntimeDown::Pleg)
@@ -153,17 +157,17 @@ impl RuntimeGate {
 
 /// Time of the loop's last beat.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LoopHealth(Option<Mono>);
+pub struct LoopHealth(Option<MonoTime>);
 
 impl LoopHealth {
     /// Notes that the loop moves. Call it before and after each iteration, not while iterations are held up.
-    pub const fn beat(&mut self, now: Mono) {
+    pub const fn beat(&mut self, now: MonoTime) {
         self.0 = Some(now);
     }
 
     /// Returns true if the loop moves. A loop that never ran counts as healthy.
     #[must_use]
-    pub fn is_healthy(self, sync_frequency: Duration, now: Mono) -> bool {
+    pub fn is_healthy(self, sync_frequency: Duration, now: MonoTime) -> bool {
         let threshold = LOOP_THRESHOLD.max(sync_frequency * 2);
         self.0.is_none_or(|last| now - last <= threshold)
     }
@@ -172,10 +176,10 @@ impl LoopHealth {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::cri::Condition;
+    use crate::api::cri::RuntimeCondition;
 
-    fn condition(ok: bool, reason: &str, message: &str) -> Condition {
-        Condition {
+    fn condition(ok: bool, reason: &str, message: &str) -> RuntimeCondition {
+        RuntimeCondition {
             ok,
             reason: reason.into(),
             message: message.into(),
@@ -196,7 +200,7 @@ mod tests {
             reason: "Why".into(),
             message: "because".into(),
         };
-        let never = Unhealthy::Never;
+        let never = PlegUnhealthy::Never;
         // LOOP-03
         for (name, said, pleg, now_ms, expected) in [
             ("nothing said", None, Ok(()), 1, Err(RuntimeDown::Silent)),
@@ -213,9 +217,9 @@ mod tests {
         ] {
             let mut gate = RuntimeGate::default();
             if let Some(ready) = said {
-                gate.on_status(status(ready, false), Mono(0));
+                gate.on_status(status(ready, false), MonoTime(0));
             }
-            assert_eq!(gate.check(pleg, Mono(now_ms)), expected, "{name}");
+            assert_eq!(gate.check(pleg, MonoTime(now_ms)), expected, "{name}");
         }
     }
 
@@ -226,19 +230,19 @@ mod tests {
             (false, Ok(()), 1, false),
             (true, Ok(()), 1, true),
             (true, Ok(()), 30_000, false),
-            (true, Err(Unhealthy::Never), 1, false),
+            (true, Err(PlegUnhealthy::Never), 1, false),
         ] {
             let said = RuntimeStatus {
                 can_stop_containers,
                 ..status(false, true)
             };
-            gate.on_status(said, Mono(0));
-            let now = Mono(now_ms);
+            gate.on_status(said, MonoTime(0));
+            let now = MonoTime(now_ms);
             assert_eq!(gate.check_hold(pleg, now).is_ok(), passes, "{now_ms}");
             assert!(gate.check(pleg, now).is_err(), "the node is not ready");
             assert_eq!(gate.start_error(), Some("because"));
         }
-        gate.on_status(status(true, true), Mono(0));
+        gate.on_status(status(true, true), MonoTime(0));
         assert_eq!(gate.start_error(), None);
     }
 
@@ -249,14 +253,14 @@ mod tests {
         let runtime = "container runtime not ready: RuntimeReady=false reason:Why message:because";
         let network =
             "container runtime network not ready: NetworkReady=false reason:Net message:no network";
-        let pleg = format!("PLEG is not healthy: {}", Unhealthy::Never);
+        let pleg = format!("PLEG is not healthy: {}", PlegUnhealthy::Never);
         // NODE-20
         for (name, said, relisted, now_ms, want) in [
             ("well", vec![(true, true, 0)], Ok(()), 29_999, vec![]),
             (
                 "nothing known",
                 vec![],
-                Err(Unhealthy::Never),
+                Err(PlegUnhealthy::Never),
                 0,
                 vec![unchecked, &pleg, "network state unknown"],
             ),
@@ -292,9 +296,13 @@ mod tests {
         ] {
             let mut gate = RuntimeGate::default();
             for (ready, network, at) in said {
-                gate.on_status(status(ready, network), Mono(at));
+                gate.on_status(status(ready, network), MonoTime(at));
             }
-            assert_eq!(gate.ready_errors(relisted, Mono(now_ms)), want, "{name}");
+            assert_eq!(
+                gate.ready_errors(relisted, MonoTime(now_ms)),
+                want,
+                "{name}"
+            );
         }
     }
 
@@ -303,10 +311,10 @@ mod tests {
         // LOOP-04
         let mut gate = RuntimeGate::default();
         assert_eq!(gate.network_error(), Some("network state unknown"));
-        gate.on_status(status(true, false), Mono(0));
+        gate.on_status(status(true, false), MonoTime(0));
         assert_eq!(gate.network_error(), Some("no network"));
-        assert_eq!(gate.check(Ok(()), Mono(1)), Ok(()), "does not block");
-        gate.on_status(status(true, true), Mono(0));
+        assert_eq!(gate.check(Ok(()), MonoTime(1)), Ok(()), "does not block");
+        gate.on_status(status(true, true), MonoTime(0));
         assert_eq!(gate.network_error(), None);
     }
 
@@ -315,15 +323,15 @@ mod tests {
         // LOOP-05
         let minute = Duration::from_secs(60);
         let mut health = LoopHealth::default();
-        assert!(health.is_healthy(minute, Mono(u64::MAX)), "no beat yet");
-        health.beat(Mono(1000));
+        assert!(health.is_healthy(minute, MonoTime(u64::MAX)), "no beat yet");
+        health.beat(MonoTime(1000));
         for (sync_frequency, age_ms, healthy) in [
             (minute, 300_000, true),
             (minute, 300_001, false),
             (minute * 5, 600_000, true),
             (minute * 5, 600_001, false),
         ] {
-            let now = Mono(1000 + age_ms);
+            let now = MonoTime(1000 + age_ms);
             assert_eq!(health.is_healthy(sync_frequency, now), healthy, "{age_ms}");
         }
     }

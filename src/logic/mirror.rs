@@ -9,9 +9,9 @@ use core::time::Duration;
 use serde_json::{Value, json};
 
 use crate::api::{
-    Mono, ObjectMeta, Pod, PodUid,
+    MonoTime, ObjectMeta, Pod, PodUid,
     meta::OwnerReference,
-    order::Order as _,
+    order::OrderExt as _,
     pod::{CONFIG_HASH, CONFIG_MIRROR},
 };
 
@@ -39,14 +39,14 @@ const NOT_TO_BE_SENT: [&str; 10] = [
 
 /// Namespace and name of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FullName {
+pub struct PodFullName {
     /// Namespace.
     pub namespace: String,
     /// Name.
     pub name: String,
 }
 
-impl FullName {
+impl PodFullName {
     /// Full name of an object.
     #[must_use]
     pub fn of(metadata: &ObjectMeta) -> Self {
@@ -59,7 +59,7 @@ impl FullName {
 
 /// A mirror in the apiserver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mirror {
+pub struct MirrorPod {
     /// UID of the mirror, which is not that of the static pod.
     pub uid: PodUid,
     /// Hash of the static pod that is mirrored.
@@ -68,7 +68,7 @@ pub struct Mirror {
     pub terminating: bool,
 }
 
-impl Mirror {
+impl MirrorPod {
     /// Reads a mirror from the metadata of a pod in the apiserver; `None` if the pod is no mirror.
     #[must_use]
     pub fn of(metadata: &ObjectMeta) -> Option<Self> {
@@ -82,7 +82,7 @@ impl Mirror {
 
 /// Action on the mirror of a static pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum MirrorAction {
     /// No action: the mirror is as it should be.
     Nothing,
     /// Delete it with grace 0 and this uid as precondition. If that really deleted it, ask again.
@@ -93,12 +93,12 @@ pub enum Action {
 
 /// Decides the action on the mirror of `pod`, a static pod (MIR-04, MIR-05).
 #[must_use]
-pub fn reconcile(pod: &ObjectMeta, mirror: Option<&Mirror>) -> Action {
+pub fn reconcile(pod: &ObjectMeta, mirror: Option<&MirrorPod>) -> MirrorAction {
     let hash = pod.annotations.get(CONFIG_HASH);
     match mirror {
-        Some(mirror) if !mirror.terminating && Some(&mirror.hash) == hash => Action::Nothing,
-        Some(mirror) => Action::Delete(mirror.uid.clone()),
-        None => Action::Create,
+        Some(mirror) if !mirror.terminating && Some(&mirror.hash) == hash => MirrorAction::Nothing,
+        Some(mirror) => MirrorAction::Delete(mirror.uid.clone()),
+        None => MirrorAction::Create,
     }
 }
 
@@ -163,51 +163,51 @@ pub fn mirror_pod(
 
 /// Kind of an existing pod that was in the way of a mirror (MIR-06).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum InTheWay {
+pub enum MirrorConflict {
     /// The mirror itself: it counts as created.
-    Same(Mirror),
+    Same(MirrorPod),
     /// A mirror, of an older version: [`reconcile`] deletes it.
-    Older(Mirror),
+    Older(MirrorPod),
     /// No mirror: another party made a pod of this name. Logged, and tried again later.
     Stranger,
 }
 
 /// Judges the pod that "already exists", as it was then read.
 #[must_use]
-pub fn in_the_way(existing: &ObjectMeta, pod: &ObjectMeta) -> InTheWay {
-    match Mirror::of(existing) {
+pub fn in_the_way(existing: &ObjectMeta, pod: &ObjectMeta) -> MirrorConflict {
+    match MirrorPod::of(existing) {
         Some(mirror) if Some(&mirror.hash) == pod.annotations.get(CONFIG_HASH) => {
-            InTheWay::Same(mirror)
+            MirrorConflict::Same(mirror)
         }
-        Some(mirror) => InTheWay::Older(mirror),
-        None => InTheWay::Stranger,
+        Some(mirror) => MirrorConflict::Older(mirror),
+        None => MirrorConflict::Stranger,
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Pause {
-    until: Mono,
+struct MirrorPause {
+    until: MonoTime,
     ms: u64,
 }
 
 /// Mirrors in the apiserver, by full name; at most [`MAX_MIRRORS`].
 #[derive(Clone, Debug, Default)]
-pub struct Mirrors {
-    known: BTreeMap<FullName, Mirror>,
+pub struct MirrorPods {
+    known: BTreeMap<PodFullName, MirrorPod>,
     /// Requests that failed lately: no more entries than static pods and mirrors.
-    pauses: BTreeMap<FullName, Pause>,
+    pauses: BTreeMap<PodFullName, MirrorPause>,
 }
 
-impl Mirrors {
+impl MirrorPods {
     /// Takes a mirror as it was created or read.
-    pub fn put(&mut self, name: FullName, mirror: Mirror) {
+    pub fn put(&mut self, name: PodFullName, mirror: MirrorPod) {
         if self.known.len() < MAX_MIRRORS || self.known.contains_key(&name) {
             self.known.insert(name, mirror);
         }
     }
 
     /// Forgets the mirror with this uid. A mirror of the same name with another uid stays.
-    pub fn remove(&mut self, name: &FullName, uid: &PodUid) {
+    pub fn remove(&mut self, name: &PodFullName, uid: &PodUid) {
         if self.known.get(name).is_some_and(|m| m.uid == *uid) {
             self.known.remove(name);
         }
@@ -215,7 +215,7 @@ impl Mirrors {
 
     /// The mirror of that name.
     #[must_use]
-    pub fn get(&self, name: &FullName) -> Option<&Mirror> {
+    pub fn get(&self, name: &PodFullName) -> Option<&MirrorPod> {
         self.known.get(name)
     }
 
@@ -229,7 +229,7 @@ impl Mirrors {
 
     /// The name of the pod that a mirror's uid stands for; `None`: it is no mirror's, and stands for itself (MIR-01).
     #[must_use]
-    pub fn name_of(&self, uid: &PodUid) -> Option<&FullName> {
+    pub fn name_of(&self, uid: &PodUid) -> Option<&PodFullName> {
         let mut known = self.known.iter();
         known.find_map(|(name, mirror)| (mirror.uid == *uid).then_some(name))
     }
@@ -240,9 +240,9 @@ impl Mirrors {
     /// - `still_ends`: `PodTable::is_pod_for_mirror_pod_terminating`.
     pub fn orphans(
         &self,
-        is_configured: impl Fn(&FullName) -> bool,
-        still_ends: impl Fn(&FullName) -> bool,
-    ) -> Vec<(FullName, PodUid)> {
+        is_configured: impl Fn(&PodFullName) -> bool,
+        still_ends: impl Fn(&PodFullName) -> bool,
+    ) -> Vec<(PodFullName, PodUid)> {
         self.known
             .iter()
             .filter(|(name, _)| !is_configured(name) && !still_ends(name))
@@ -252,32 +252,34 @@ impl Mirrors {
 
     /// Earliest time of a request for that mirror: at once, unless one failed lately.
     #[must_use]
-    pub fn tries_at(&self, name: &FullName) -> Mono {
-        self.pauses.get(name).map_or(Mono(0), |pause| pause.until)
+    pub fn tries_at(&self, name: &PodFullName) -> MonoTime {
+        self.pauses
+            .get(name)
+            .map_or(MonoTime(0), |pause| pause.until)
     }
 
     /// A request failed: the next one comes after 1 s, doubling to 60 s.
     ///
     /// - Returns when that is.
-    pub fn failed(&mut self, name: &FullName, now: Mono) -> Mono {
+    pub fn failed(&mut self, name: &PodFullName, now: MonoTime) -> MonoTime {
         let last = self.pauses.get(name).map_or(0, |pause| pause.ms);
         let ms = last
             .saturating_mul(2)
             .clamp(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
         let until = now + Duration::from_millis(ms);
         if self.pauses.len() < MAX_MIRRORS || last > 0 {
-            self.pauses.insert(name.clone(), Pause { until, ms });
+            self.pauses.insert(name.clone(), MirrorPause { until, ms });
         }
         until
     }
 
     /// A request succeeded, or there is nothing to ask for any more.
-    pub fn succeeded(&mut self, name: &FullName) {
+    pub fn succeeded(&mut self, name: &PodFullName) {
         self.pauses.remove(name);
     }
 }
 
-impl core::fmt::Display for FullName {
+impl core::fmt::Display for PodFullName {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "{}_{}", self.name, self.namespace)
     }
@@ -288,7 +290,7 @@ mod tests {
     use alloc::{string::ToString as _, vec};
 
     use super::*;
-    use crate::{api::Wall, static_pod};
+    use crate::{api::WallTime, static_pod};
 
     fn static_pod() -> (Value, Pod) {
         let raw = json!({
@@ -301,8 +303,8 @@ mod tests {
         (received.raw, received.pod)
     }
 
-    fn mirror(uid: &str, hash: &str, terminating: bool) -> Mirror {
-        Mirror {
+    fn mirror(uid: &str, hash: &str, terminating: bool) -> MirrorPod {
+        MirrorPod {
             uid: uid.into(),
             hash: hash.into(),
             terminating,
@@ -320,16 +322,16 @@ mod tests {
         }
     }
 
-    fn take(mirrors: &mut Mirrors, pods: &[ObjectMeta]) {
+    fn take(mirrors: &mut MirrorPods, pods: &[ObjectMeta]) {
         for pod in pods {
-            if let Some(mirror) = Mirror::of(pod) {
-                mirrors.put(FullName::of(pod), mirror);
+            if let Some(mirror) = MirrorPod::of(pod) {
+                mirrors.put(PodFullName::of(pod), mirror);
             }
         }
     }
 
-    fn name(name: &str) -> FullName {
-        FullName {
+    fn name(name: &str) -> PodFullName {
+        PodFullName {
             namespace: "ns".into(),
             name: name.into(),
         }
@@ -394,13 +396,13 @@ mod tests {
     fn reconciling() {
         let mut pod = meta("p", "h1", None);
         pod.annotations = [(CONFIG_HASH.into(), "h1".into())].into();
-        let delete = || Action::Delete("m".into());
+        let delete = || MirrorAction::Delete("m".into());
         // MIR-04 MIR-05 MIR-09
         for (name, found, want) in [
             (
                 "as it should be",
                 Some(mirror("m", "h1", false)),
-                Action::Nothing,
+                MirrorAction::Nothing,
             ),
             ("terminating", Some(mirror("m", "h1", true)), delete()),
             (
@@ -408,7 +410,7 @@ mod tests {
                 Some(mirror("m", "h2", false)),
                 delete(),
             ),
-            ("none", None, Action::Create),
+            ("none", None, MirrorAction::Create),
         ] {
             assert_eq!(reconcile(&pod, found.as_ref()), want, "{name}");
         }
@@ -422,9 +424,9 @@ mod tests {
         let mut pod = meta("p", "h1", None);
         pod.annotations = [(CONFIG_HASH.into(), "h1".into())].into();
         for (hash, want) in [
-            (Some("h1"), InTheWay::Same(mirror("m", "h1", false))),
-            (Some("h2"), InTheWay::Older(mirror("m", "h2", false))),
-            (None, InTheWay::Stranger),
+            (Some("h1"), MirrorConflict::Same(mirror("m", "h1", false))),
+            (Some("h2"), MirrorConflict::Older(mirror("m", "h2", false))),
+            (None, MirrorConflict::Stranger),
         ] {
             assert_eq!(in_the_way(&meta("p", "m", hash), &pod), want);
         }
@@ -433,9 +435,9 @@ mod tests {
     #[test]
     fn known_mirrors() {
         // MIR-01 MIR-03
-        let mut mirrors = Mirrors::default();
+        let mut mirrors = MirrorPods::default();
         let mut dying = meta("b", "mb", Some("hb"));
-        dying.deletion_timestamp = Some(Wall(0));
+        dying.deletion_timestamp = Some(WallTime(0));
         let list = [meta("a", "ma", Some("ha")), dying, meta("c", "uc", None)];
         take(&mut mirrors, &list);
         assert_eq!(mirrors.known.len(), 2);
@@ -455,7 +457,7 @@ mod tests {
     #[test]
     fn orphans() {
         // MIR-10
-        let mut mirrors = Mirrors::default();
+        let mut mirrors = MirrorPods::default();
         let list = ["kept", "orphan", "ends"].map(|n| meta(n, &["m", n].concat(), Some("h")));
         take(&mut mirrors, &list);
         assert_eq!(
@@ -466,15 +468,15 @@ mod tests {
 
     #[test]
     fn bounds_and_pauses() {
-        let mut mirrors = Mirrors::default();
+        let mut mirrors = MirrorPods::default();
         let many: Vec<ObjectMeta> = (0..MAX_MIRRORS + 9)
             .map(|n| meta(&["p", &n.to_string()].concat(), "u", Some("h")))
             .collect();
         take(&mut mirrors, &many);
         assert_eq!(mirrors.known.len(), MAX_MIRRORS);
         let p = name("p0");
-        assert_eq!(mirrors.tries_at(&p), Mono(0));
-        let mut now = Mono(0);
+        assert_eq!(mirrors.tries_at(&p), MonoTime(0));
+        let mut now = MonoTime(0);
         let mut pauses = vec![];
         for _ in 0..8 {
             let next = mirrors.failed(&p, now);
@@ -484,6 +486,6 @@ mod tests {
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
         mirrors.succeeded(&p);
-        assert_eq!(mirrors.tries_at(&p), Mono(0));
+        assert_eq!(mirrors.tries_at(&p), MonoTime(0));
     }
 }

@@ -1,26 +1,26 @@
 //! Merges the snapshots of all sources into operations on pods. Names follow kubelet `config/config.go`.
 //!
-//! A source sends full snapshots ([`Mux::merge`]). The mux compares each with that source's previous one by uid and
+//! A source sends full snapshots ([`SourceMux::merge`]). The mux compares each with that source's previous one by uid and
 //! says what changed. Of a pod it keeps four digests and the time it was first seen, never the pod.
 //!
-//! The apiserver's poller knows single pods sooner than the whole: [`Mux::amend`] takes what is certain of some pods
+//! The apiserver's poller knows single pods sooner than the whole: [`SourceMux::amend`] takes what is certain of some pods
 //! without calling it a snapshot. It removes nothing that is not named, and it never makes the source ready: before the
 //! first complete list nobody may conclude that a pod is not there (SRC-13, SRC-30). What an agent finds on its own
-//! disk at a start comes in the same way ([`Mux::restore`]), so that pods start with no apiserver in reach.
+//! disk at a start comes in the same way ([`SourceMux::restore`]), so that pods start with no apiserver in reach.
 
 use alloc::{boxed::Box, collections::BTreeMap, vec::Vec};
 
 use serde_json::Value;
 
 use super::digest;
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 use crate::api::pod::{CONFIG_SEEN, CONFIG_SOURCE};
-use crate::api::received::{Delivered, ReceivedPod};
-use crate::api::{PodUid, Wall};
+use crate::api::received::{ReceivedPod, SnapshotEntry};
+use crate::api::{PodUid, WallTime};
 
 /// Origin of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub enum PodSource {
     /// The manifest directory or file.
     File,
     /// Manifests at a URL.
@@ -29,7 +29,7 @@ pub enum Source {
     Api,
 }
 
-impl Source {
+impl PodSource {
     /// The value of the annotation `kubernetes.io/config.source`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -43,7 +43,7 @@ impl Source {
 
 /// Operation on pods of one source. Never empty, except for the `Add` that only says the source is there (SRC-06).
 #[derive(Clone, Debug, PartialEq)]
-pub enum Op {
+pub enum SourceOperation {
     /// Pods that are no longer in the snapshot.
     Remove(Vec<PodUid>),
     /// Pods not seen before.
@@ -58,47 +58,47 @@ pub enum Op {
 
 /// Result of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Merged {
+pub struct MergeResult {
     /// Operations in the order in which they must be handled.
-    pub ops: Vec<Op>,
+    pub ops: Vec<SourceOperation>,
     /// Pods left out because another pod of the same snapshot has their full name or their uid: to be reported as
     /// `Warning/FailedValidation`. They count as absent.
     pub dropped: Vec<Box<ReceivedPod>>,
-    /// Uids delivered as [`Delivered::Known`] that this mux does not hold, or whose full name a pod before them in the
+    /// Uids delivered as [`SnapshotEntry::Known`] that this mux does not hold, or whose full name a pod before them in the
     /// snapshot has taken: the source must be read anew as a whole.
     pub unknown: Vec<PodUid>,
 }
 
 /// Digests and time of one pod of one source.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct PodDigests {
     full_name: u64,
     semantic: u64,
     status: u64,
-    seen: Wall,
+    seen: WallTime,
 }
 
 #[derive(Debug, Default)]
-struct Feed {
+struct SourceFeed {
     /// Set by the first merge of a full snapshot.
     merged: bool,
     /// Set when the sync loop has handled a message after that.
     handled: bool,
-    pods: BTreeMap<PodUid, Held>,
+    pods: BTreeMap<PodUid, PodDigests>,
 }
 
 /// The previous snapshot of every configured source, as digests.
 #[derive(Debug)]
-pub struct Mux {
-    feeds: BTreeMap<Source, Feed>,
+pub struct SourceMux {
+    feeds: BTreeMap<PodSource, SourceFeed>,
 }
 
-impl Mux {
+impl SourceMux {
     /// A mux that waits for `sources`; a message of any other source is ignored.
     #[must_use]
-    pub fn new(sources: &[Source]) -> Self {
+    pub fn new(sources: &[PodSource]) -> Self {
         Self {
-            feeds: sources.iter().map(|s| (*s, Feed::default())).gather(),
+            feeds: sources.iter().map(|s| (*s, SourceFeed::default())).gather(),
         }
     }
 
@@ -106,18 +106,23 @@ impl Mux {
     ///
     /// `now` stamps pods seen for the first time. Annotations `config.source` and `config.seen` are set in both forms
     /// of each emitted pod.
-    pub fn merge(&mut self, source: Source, snapshot: Vec<Delivered>, now: Wall) -> Merged {
+    pub fn merge(
+        &mut self,
+        source: PodSource,
+        snapshot: Vec<SnapshotEntry>,
+        now: WallTime,
+    ) -> MergeResult {
         let Some(feed) = self.feeds.get_mut(&source) else {
-            return Merged::default();
+            return MergeResult::default();
         };
-        let mut merged = Merged::default();
+        let mut merged = MergeResult::default();
         let mut previous = core::mem::take(&mut feed.pods);
-        let mut present: BTreeMap<PodUid, Held> = BTreeMap::new();
+        let mut present: BTreeMap<PodUid, PodDigests> = BTreeMap::new();
         let mut names = alloc::collections::BTreeSet::new();
-        let mut classes = Classes::default();
+        let mut classes = ChangeClasses::default();
         for delivered in snapshot {
             let received = match delivered {
-                Delivered::Known(uid) => {
+                SnapshotEntry::Known(uid) => {
                     let held = previous.get(&uid).copied();
                     if let Some(held) = held.filter(|held| names.insert(held.full_name)) {
                         previous.remove(&uid);
@@ -128,7 +133,7 @@ impl Mux {
                     }
                     continue;
                 }
-                Delivered::Read(received) => received,
+                SnapshotEntry::Read(received) => received,
             };
             let uid = received.pod.metadata.uid.clone();
             let full_name = full_name(&received);
@@ -150,20 +155,20 @@ impl Mux {
     /// Takes certain knowledge of some pods of `source`: the present state of `pods`, and the end of `gone`. Nothing
     /// follows for any other pod, and the source is no readier than before.
     ///
-    /// A pod is left out as [`Merged::dropped`], like in a snapshot, if another held pod has its full name and is not
+    /// A pod is left out as [`MergeResult::dropped`], like in a snapshot, if another held pod has its full name and is not
     /// in `gone`.
     pub fn amend(
         &mut self,
-        source: Source,
+        source: PodSource,
         pods: Vec<Box<ReceivedPod>>,
         gone: &[PodUid],
-        now: Wall,
-    ) -> Merged {
+        now: WallTime,
+    ) -> MergeResult {
         let Some(feed) = self.feeds.get_mut(&source) else {
-            return Merged::default();
+            return MergeResult::default();
         };
-        let mut merged = Merged::default();
-        let mut classes = Classes::default();
+        let mut merged = MergeResult::default();
+        let mut classes = ChangeClasses::default();
         let removed: Vec<PodUid> = gone
             .iter()
             .filter(|uid| feed.pods.remove(*uid).is_some())
@@ -172,8 +177,9 @@ impl Mux {
         for received in pods {
             let uid = received.pod.metadata.uid.clone();
             let full_name = full_name(&received);
-            let taken =
-                |(other, held): (&PodUid, &Held)| held.full_name == full_name && *other != uid;
+            let taken = |(other, held): (&PodUid, &PodDigests)| {
+                held.full_name == full_name && *other != uid
+            };
             if feed.pods.iter().any(taken) {
                 merged.dropped.push(received);
                 continue;
@@ -189,12 +195,17 @@ impl Mux {
     /// Takes the pods that an earlier agent has recorded: the last known state of `source`, until its first report.
     /// Pods that the source does not confirm go with its first full snapshot. `now` stamps records that do not
     /// say when their pod was first seen.
-    pub fn restore(&mut self, source: Source, pods: Vec<Box<ReceivedPod>>, now: Wall) -> Merged {
-        let seen: Vec<(PodUid, Wall)> = pods
+    pub fn restore(
+        &mut self,
+        source: PodSource,
+        pods: Vec<Box<ReceivedPod>>,
+        now: WallTime,
+    ) -> MergeResult {
+        let seen: Vec<(PodUid, WallTime)> = pods
             .iter()
             .filter_map(|received| {
                 let metadata = &received.pod.metadata;
-                let seen = Wall::parse(metadata.annotations.get(CONFIG_SEEN)?)?;
+                let seen = WallTime::parse(metadata.annotations.get(CONFIG_SEEN)?)?;
                 Some((metadata.uid.clone(), seen))
             })
             .collect();
@@ -207,7 +218,7 @@ impl Mux {
             }
         }
         for op in &mut merged.ops {
-            if let Op::Add(pods) = op {
+            if let SourceOperation::Add(pods) = op {
                 for received in pods {
                     if let Some(held) = held.get(&received.pod.metadata.uid) {
                         annotate(received, CONFIG_SEEN, &held.seen.rfc3339_nanos());
@@ -219,8 +230,8 @@ impl Mux {
     }
 
     /// Forgets a pod that was emitted and could not be taken in: the next snapshot that has it emits it again. One that
-    /// only names it as [`Delivered::Known`] leads to [`Merged::unknown`].
-    pub fn forget(&mut self, source: Source, uid: &PodUid) {
+    /// only names it as [`SnapshotEntry::Known`] leads to [`MergeResult::unknown`].
+    pub fn forget(&mut self, source: PodSource, uid: &PodUid) {
         if let Some(feed) = self.feeds.get_mut(&source) {
             feed.pods.remove(uid);
         }
@@ -228,7 +239,7 @@ impl Mux {
 
     /// The sync loop has finished handling a message of `source`. What came before the first full snapshot does not
     /// count.
-    pub fn mark_handled(&mut self, source: Source) {
+    pub fn mark_handled(&mut self, source: PodSource) {
         if let Some(feed) = self.feeds.get_mut(&source) {
             feed.handled |= feed.merged;
         }
@@ -236,7 +247,7 @@ impl Mux {
 
     /// Returns true if `source` has delivered a snapshot and the sync loop has handled a message of it.
     #[must_use]
-    pub fn source_ready(&self, source: Source) -> bool {
+    pub fn source_ready(&self, source: PodSource) -> bool {
         self.feeds
             .get(&source)
             .is_some_and(|f| f.merged && f.handled)
@@ -260,24 +271,24 @@ fn full_name(received: &ReceivedPod) -> u64 {
     clippy::vec_box,
     reason = "a received pod is large, and goes on in its box"
 )]
-struct Classes {
+struct ChangeClasses {
     adds: Vec<Box<ReceivedPod>>,
     updates: Vec<Box<ReceivedPod>>,
     deletes: Vec<Box<ReceivedPod>>,
     reconciles: Vec<Box<ReceivedPod>>,
 }
 
-impl Classes {
+impl ChangeClasses {
     /// Puts a pod into its class and returns its new digests.
     fn take(
         &mut self,
         mut received: Box<ReceivedPod>,
-        old: Option<Held>,
+        old: Option<PodDigests>,
         full_name: u64,
-        source: Source,
-        now: Wall,
-    ) -> Held {
-        let held = Held {
+        source: PodSource,
+        now: WallTime,
+    ) -> PodDigests {
+        let held = PodDigests {
             full_name,
             semantic: digest::semantic(&received.raw),
             status: digest::status(&received.raw),
@@ -302,15 +313,15 @@ impl Classes {
     }
 
     /// The operations in their order (SRC-05). `first`: without usable pods there is an empty `Add` (SRC-06).
-    fn ops(self, removed: Vec<PodUid>, first: bool) -> Vec<Op> {
+    fn ops(self, removed: Vec<PodUid>, first: bool) -> Vec<SourceOperation> {
         let usable = !self.adds.is_empty() || !self.updates.is_empty() || !self.deletes.is_empty();
         let ops = [
-            (!removed.is_empty()).then_some(Op::Remove(removed)),
-            (!self.adds.is_empty()).then_some(Op::Add(self.adds)),
-            (!self.updates.is_empty()).then_some(Op::Update(self.updates)),
-            (!self.deletes.is_empty()).then_some(Op::Delete(self.deletes)),
-            (first && !usable).then_some(Op::Add(vec![])),
-            (!self.reconciles.is_empty()).then_some(Op::Reconcile(self.reconciles)),
+            (!removed.is_empty()).then_some(SourceOperation::Remove(removed)),
+            (!self.adds.is_empty()).then_some(SourceOperation::Add(self.adds)),
+            (!self.updates.is_empty()).then_some(SourceOperation::Update(self.updates)),
+            (!self.deletes.is_empty()).then_some(SourceOperation::Delete(self.deletes)),
+            (first && !usable).then_some(SourceOperation::Add(vec![])),
+            (!self.reconciles.is_empty()).then_some(SourceOperation::Reconcile(self.reconciles)),
         ];
         ops.into_iter().flatten().collect()
     }

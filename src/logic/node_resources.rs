@@ -11,7 +11,7 @@ use crate::api::{Quantity, cri::LinuxResources};
 
 /// Resources of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capacity {
+pub struct MachineCapacity {
     /// Thousandths of a CPU.
     pub cpu_milli: i64,
     /// Bytes.
@@ -26,7 +26,7 @@ pub struct Capacity {
 
 /// Resources that are kept from pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reservations {
+pub struct NodeReservations {
     /// CPU of `systemReserved` and `kubeReserved` together, thousandths.
     pub cpu_milli: i64,
     /// Memory of both, bytes.
@@ -49,7 +49,7 @@ pub struct OverReserved(String);
 /// Checks that every reservation can be kept.
 ///
 /// - Errors: all reservations that cannot be kept; the agent must not start.
-pub fn check(capacity: Capacity, kept: Reservations) -> Result<(), OverReserved> {
+pub fn check(capacity: MachineCapacity, kept: NodeReservations) -> Result<(), OverReserved> {
     let too_much: Vec<String> = [
         ("cpu", "m", kept.cpu_milli, capacity.cpu_milli),
         ("memory", "", kept.memory_bytes, capacity.memory_bytes),
@@ -75,7 +75,7 @@ pub fn check(capacity: Capacity, kept: Reservations) -> Result<(), OverReserved>
 
 /// Resources that pods may ask for together (NODE-10).
 #[must_use]
-pub fn allocatable(capacity: Capacity, kept: Reservations) -> Allocatable {
+pub fn allocatable(capacity: MachineCapacity, kept: NodeReservations) -> Allocatable {
     let left = |has: i64, kept: i64| has.saturating_sub(kept).max(0);
     let memory = left(
         capacity.memory_bytes,
@@ -104,11 +104,15 @@ pub fn is_extended(resource: &str) -> bool {
 /// Values of the cgroup `kubepods` (CG-12). `enforce`: `pods` is in `enforceNodeAllocatable`; otherwise pods can take
 /// all that there is.
 #[must_use]
-pub fn kubepods(capacity: Capacity, kept: Reservations, enforce: bool) -> LinuxResources {
+pub fn kubepods(
+    capacity: MachineCapacity,
+    kept: NodeReservations,
+    enforce: bool,
+) -> LinuxResources {
     let kept = if enforce {
         kept
     } else {
-        Reservations::default()
+        NodeReservations::default()
     };
     let left = |has: i64, kept: i64| has.saturating_sub(kept).max(0);
     let pids = left(capacity.pids, kept.pids);
@@ -163,14 +167,14 @@ mod tests {
 
     const MIB: i64 = 1 << 20;
 
-    const BOARD: Capacity = Capacity {
+    const BOARD: MachineCapacity = MachineCapacity {
         cpu_milli: 4000,
         memory_bytes: 512 * MIB,
         hugepages_bytes: 0,
         storage_bytes: 1000 * MIB,
         pids: 4000,
     };
-    const KEPT: Reservations = Reservations {
+    const KEPT: NodeReservations = NodeReservations {
         cpu_milli: 500,
         memory_bytes: 64 * MIB,
         storage_bytes: 100 * MIB,
@@ -182,11 +186,11 @@ mod tests {
     #[test]
     fn what_may_be_asked_for() {
         // NODE-10
-        let huge = Capacity {
+        let huge = MachineCapacity {
             hugepages_bytes: 16 * MIB,
             ..BOARD
         };
-        let all = Reservations {
+        let all = NodeReservations {
             memory_bytes: 500 * MIB,
             ..KEPT
         };
@@ -194,7 +198,7 @@ mod tests {
             (
                 "nothing kept",
                 BOARD,
-                Reservations::default(),
+                NodeReservations::default(),
                 (4000, 512, 1000),
             ),
             ("reserved and evicted", BOARD, KEPT, (3500, 416, 850)),
@@ -213,7 +217,7 @@ mod tests {
     #[test]
     fn what_can_be_taken() {
         // CG-12
-        let unknown = Capacity { pids: 0, ..BOARD };
+        let unknown = MachineCapacity { pids: 0, ..BOARD };
         for (name, capacity, enforce, want) in [
             ("enforced", BOARD, true, (3584, 448, Some(3000))),
             ("not enforced", BOARD, false, (4096, 512, Some(4000))),
@@ -232,7 +236,7 @@ mod tests {
     fn what_cannot_be_kept() {
         // NODE-11
         assert_eq!(check(BOARD, KEPT), Ok(()));
-        let kept = Reservations {
+        let kept = NodeReservations {
             cpu_milli: 4001,
             pids: 5000,
             ..KEPT
@@ -242,7 +246,7 @@ mod tests {
             "systemReserved and kubeReserved together keep 4001m of cpu, of which there is 4000m, and 5000 of pid, of which \
              there is 4000 from pods"
         );
-        let unknown = Capacity { pids: 0, ..BOARD };
+        let unknown = MachineCapacity { pids: 0, ..BOARD };
         assert_eq!(check(unknown, KEPT), Ok(()), "cannot be judged");
     }
 }

@@ -120,7 +120,7 @@ const HOMES: [(&str, &str); 3] = [
 
 /// A field of [`TYPES`].
 #[derive(Clone, Copy)]
-struct Known<'a> {
+struct KnownField<'a> {
     name: &'a str,
     /// Type of the value, or of its items; empty if it has no fields of its own.
     holds: &'a str,
@@ -129,7 +129,7 @@ struct Known<'a> {
 }
 
 /// Lists the fields of a type; none if the table does not have the type.
-fn fields_of(name: &str) -> impl Iterator<Item = Known<'static>> {
+fn fields_of(name: &str) -> impl Iterator<Item = KnownField<'static>> {
     let rest = |line: &'static str| line.strip_prefix(name)?.strip_prefix(' ');
     let line = TYPES.lines().find_map(rest).unwrap_or("");
     line.split(' ').filter(|word| !word.is_empty()).map(|word| {
@@ -139,7 +139,7 @@ fn fields_of(name: &str) -> impl Iterator<Item = Known<'static>> {
         };
         let (name, holds) = word.split_once(':').unwrap_or((word, ""));
         let mark = mark.chars().next().unwrap_or(' ');
-        Known { name, holds, mark }
+        KnownField { name, holds, mark }
     })
 }
 
@@ -185,26 +185,31 @@ pub fn misspelt(object: &Value) -> Vec<String> {
 }
 
 /// A field of an object, in a value of type `owner`.
-struct Field<'a> {
+struct ObjectField<'a> {
     owner: &'a str,
     key: &'a str,
     value: &'a Value,
     /// `None`: the table does not have it.
-    known: Option<Known<'static>>,
+    known: Option<KnownField<'static>>,
 }
 
 /// Takes a path, and the field there.
-type Visit<'a> = dyn FnMut(&str, &Field<'_>) + 'a;
+type FieldVisitor<'a> = dyn FnMut(&str, &ObjectField<'_>) + 'a;
 
 /// Shows `visit` each field below `value`, which is a `holds` or a list of them.
-fn walk(value: &Value, holds: &str, path: &str, visit: &mut Visit<'_>) {
-    let all: Vec<Known<'_>> = fields_of(holds).collect();
+fn walk(value: &Value, holds: &str, path: &str, visit: &mut FieldVisitor<'_>) {
+    let all: Vec<KnownField<'_>> = fields_of(holds).collect();
     if !all.is_empty() {
         walk_fields(value, (holds, &all), path, visit);
     }
 }
 
-fn walk_fields(value: &Value, of: (&str, &[Known<'static>]), path: &str, visit: &mut Visit<'_>) {
+fn walk_fields(
+    value: &Value,
+    of: (&str, &[KnownField<'static>]),
+    path: &str,
+    visit: &mut FieldVisitor<'_>,
+) {
     let (owner, all) = of;
     match value {
         Value::Array(items) => {
@@ -218,7 +223,7 @@ fn walk_fields(value: &Value, of: (&str, &[Known<'static>]), path: &str, visit: 
                 let dot = if path.is_empty() { "" } else { "." };
                 let path = format!("{path}{dot}{key}");
                 let known = all.iter().find(|known| known.name == key).copied();
-                let field = Field {
+                let field = ObjectField {
                     owner,
                     key,
                     value,
@@ -253,7 +258,7 @@ fn home_of(key: &str) -> Option<&'static str> {
 /// Finds the field of type `owner` that `key` was meant to be: the one in which the fewest letters differ, if these are not
 /// more than a third.
 fn nearest(key: &str, owner: &str) -> Option<&'static str> {
-    let of = |known: Known<'static>| (distance(key, known.name), known.name);
+    let of = |known: KnownField<'static>| (distance(key, known.name), known.name);
     let (letters, name) = fields_of(owner).map(of).min()?;
     (letters <= (key.len() / 3).max(1)).then_some(name)
 }

@@ -7,7 +7,7 @@
 //! - an object is read at most once per time to live, by the caller that needs it first (OBJ-03);
 //! - a pod that is new here only gets an object that was read after the pod was registered (OBJ-03);
 //! - an object that cannot change is read once (OBJ-05);
-//! - while the apiserver is away, one question in [`PROBE_INTERVAL`] is asked, whoever asks ([`Reach`]).
+//! - while the apiserver is away, one question in [`PROBE_INTERVAL`] is asked, whoever asks ([`ApiserverReach`]).
 //!
 //! Versions play no part: reads are quorum reads, and after a restore of etcd the older version is the true one.
 
@@ -17,8 +17,8 @@ use alloc::{
 };
 use core::time::Duration;
 
-use super::pod_refs::{Key, Kind};
-use crate::api::{Mono, PodUid};
+use super::pod_refs::{PodObjectKey, PodObjectKind};
+use crate::api::{MonoTime, PodUid};
 
 /// Time for which a read object counts as known, unless the cluster asks for another.
 pub const TTL: Duration = Duration::from_secs(60);
@@ -36,11 +36,11 @@ pub const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 /// The table has no room for the objects of another pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("pods of this node refer to more than {MAX_OBJECTS} objects")]
-pub struct TableFull;
+pub struct ObjectTableFull;
 
 /// Next step of a caller that needs an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ObjectStep {
     /// Use the copy on disk.
     UseHeld,
     /// The object does not exist.
@@ -53,7 +53,7 @@ pub enum Step {
 
 /// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ObjectReadResult {
     /// The object, which is on disk now.
     Held {
         /// Set if the object is marked immutable.
@@ -66,9 +66,9 @@ pub enum Found {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Entry {
+struct ObjectEntry {
     /// Start of the last successful read.
-    read: Option<Mono>,
+    read: Option<MonoTime>,
     held: bool,
     immutable: bool,
     busy: bool,
@@ -77,16 +77,16 @@ struct Entry {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Interest {
+struct PodInterest {
     number: u32,
-    since: Mono,
+    since: MonoTime,
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct ObjectTable {
-    entries: BTreeMap<Key, Entry>,
-    pods: BTreeMap<PodUid, Interest>,
+    entries: BTreeMap<PodObjectKey, ObjectEntry>,
+    pods: BTreeMap<PodUid, PodInterest>,
     next: u32,
     /// Time to live that the control plane asks for.
     asked_ttl: Duration,
@@ -137,12 +137,12 @@ impl ObjectTable {
     pub fn register(
         &mut self,
         uid: &PodUid,
-        keys: &BTreeSet<Key>,
-        now: Mono,
-    ) -> Result<(), TableFull> {
+        keys: &BTreeSet<PodObjectKey>,
+        now: MonoTime,
+    ) -> Result<(), ObjectTableFull> {
         let new = keys.iter().filter(|key| !self.entries.contains_key(key));
         if self.entries.len() + new.count() > MAX_OBJECTS {
-            return Err(TableFull);
+            return Err(ObjectTableFull);
         }
         let number = match self.pods.get(uid) {
             Some(interest) => interest.number,
@@ -150,7 +150,7 @@ impl ObjectTable {
                 let number = self.next;
                 // After 2^32 pods the table knows none of the first ones any more.
                 self.next = self.next.wrapping_add(1);
-                let interest = Interest { number, since: now };
+                let interest = PodInterest { number, since: now };
                 self.pods.insert(uid.clone(), interest);
                 number
             }
@@ -173,7 +173,7 @@ impl ObjectTable {
     }
 
     /// Forgets a pod; returns the objects that no other pod refers to, forgotten too (OBJ-02).
-    pub fn forget(&mut self, uid: &PodUid) -> Vec<Key> {
+    pub fn forget(&mut self, uid: &PodUid) -> Vec<PodObjectKey> {
         let Some(interest) = self.pods.remove(uid) else {
             return Vec::new();
         };
@@ -190,73 +190,73 @@ impl ObjectTable {
     }
 
     /// Objects that a pod refers to.
-    pub fn keys(&self) -> impl Iterator<Item = &Key> {
+    pub fn keys(&self) -> impl Iterator<Item = &PodObjectKey> {
         self.entries.keys()
     }
 
     /// Decides the next step for an object that a registered pod needs now.
-    pub fn step(&mut self, uid: &PodUid, key: &Key, now: Mono) -> Step {
+    pub fn step(&mut self, uid: &PodUid, key: &PodObjectKey, now: MonoTime) -> ObjectStep {
         let ttl = self.ttl();
         let since = self.pods.get(uid).map_or(now, |interest| interest.since);
         let Some(entry) = self.entries.get_mut(key) else {
-            return Step::Missing;
+            return ObjectStep::Missing;
         };
         if entry.busy {
-            return Step::Wait;
+            return ObjectStep::Wait;
         }
         let known = entry.read.is_some_and(|read| {
             let settled = entry.held && entry.immutable;
             settled
                 || match key.kind {
                     // A claim stays bound to its volume for as long as the pod that uses it.
-                    Kind::Claim => entry.held,
+                    PodObjectKind::Claim => entry.held,
                     // A missing one is read again at each try: its pod waits for it.
-                    Kind::RuntimeClass => entry.held && now - read < ttl,
+                    PodObjectKind::RuntimeClass => entry.held && now - read < ttl,
                     // The apiserver's own address, which all pods are told of.
-                    Kind::Services if !key.name.is_empty() => now - read < ttl,
-                    Kind::ConfigMap | Kind::Secret | Kind::Services => {
+                    PodObjectKind::Services if !key.name.is_empty() => now - read < ttl,
+                    PodObjectKind::ConfigMap | PodObjectKind::Secret | PodObjectKind::Services => {
                         read >= since && now - read < ttl
                     }
                 }
         });
         if known {
             return if entry.held {
-                Step::UseHeld
+                ObjectStep::UseHeld
             } else {
-                Step::Missing
+                ObjectStep::Missing
             };
         }
         entry.busy = true;
-        Step::Read
+        ObjectStep::Read
     }
 
     /// Returns true if a caller reads the object now.
     #[must_use]
-    pub fn is_busy(&self, key: &Key) -> bool {
+    pub fn is_busy(&self, key: &PodObjectKey) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.busy)
     }
 
     /// Takes in the result of a read that began at `begun`.
-    pub fn read(&mut self, key: &Key, found: Found, begun: Mono) {
+    pub fn read(&mut self, key: &PodObjectKey, found: ObjectReadResult, begun: MonoTime) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
         entry.busy = false;
-        entry.held = matches!(found, Found::Held { .. });
-        entry.immutable = matches!(found, Found::Held { immutable: true });
-        entry.read = (found != Found::Unkept).then_some(begun);
+        entry.held = matches!(found, ObjectReadResult::Held { .. });
+        entry.immutable = matches!(found, ObjectReadResult::Held { immutable: true });
+        entry.read = (found != ObjectReadResult::Unkept).then_some(begun);
     }
 
     /// Takes in that a read failed or was given up: what is known of the object stays, and the next caller reads it
     /// again (OBJ-04).
-    pub fn failed(&mut self, key: &Key) {
+    pub fn failed(&mut self, key: &PodObjectKey) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.busy = false;
         }
     }
 
     /// Notes that the copy on disk cannot be used: the next caller reads the object again.
-    pub fn damaged(&mut self, key: &Key) {
+    pub fn damaged(&mut self, key: &PodObjectKey) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.read = None;
         }
@@ -264,7 +264,7 @@ impl ObjectTable {
 
     /// Returns true if the pod was registered less than `span` ago: the authorizer may not know of it yet (AUTHZ-08).
     #[must_use]
-    pub fn is_new(&self, uid: &PodUid, span: Duration, now: Mono) -> bool {
+    pub fn is_new(&self, uid: &PodUid, span: Duration, now: MonoTime) -> bool {
         let interest = self.pods.get(uid);
         interest.is_some_and(|interest| now - interest.since < span)
     }
@@ -272,15 +272,15 @@ impl ObjectTable {
 
 /// State of the apiserver, as reads of objects have found it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Reach {
+pub struct ApiserverReach {
     /// Time of the next question, if the apiserver did not answer.
-    again: Option<Mono>,
+    again: Option<MonoTime>,
 }
 
-impl Reach {
+impl ApiserverReach {
     /// Returns true if a question may be asked now. While the apiserver is away, one question in [`PROBE_INTERVAL`] is
     /// let through for all callers.
-    pub fn may_ask(&mut self, now: Mono) -> bool {
+    pub fn may_ask(&mut self, now: MonoTime) -> bool {
         match self.again {
             None => true,
             Some(again) if now >= again => {
@@ -297,7 +297,7 @@ impl Reach {
     }
 
     /// Notes that the apiserver did not answer.
-    pub fn silent(&mut self, now: Mono) {
+    pub fn silent(&mut self, now: MonoTime) {
         self.again = Some(now + PROBE_INTERVAL);
     }
 }
@@ -308,63 +308,69 @@ mod tests {
 
     use super::*;
 
-    fn key(name: &str) -> Key {
-        Key::new(Kind::ConfigMap, "ns", name)
+    fn key(name: &str) -> PodObjectKey {
+        PodObjectKey::new(PodObjectKind::ConfigMap, "ns", name)
     }
 
-    fn keys(names: &[&str]) -> BTreeSet<Key> {
+    fn keys(names: &[&str]) -> BTreeSet<PodObjectKey> {
         names.iter().map(|name| key(name)).collect()
     }
 
-    const fn at(s: u64) -> Mono {
-        Mono(s * 1000)
+    const fn at(s: u64) -> MonoTime {
+        MonoTime(s * 1000)
     }
 
-    const HELD: Found = Found::Held { immutable: false };
+    const HELD: ObjectReadResult = ObjectReadResult::Held { immutable: false };
 
     #[test]
     fn when_an_object_is_read() {
         // OBJ-03 OBJ-04 OBJ-05; each row: what the first read at 1 s gave, who asks when, what to do
         let (a, b) = (PodUid::from("a"), PodUid::from("b"));
-        let fixed = Found::Held { immutable: true };
+        let fixed = ObjectReadResult::Held { immutable: true };
         for (name, found, who, now, step) in [
-            ("within its time", HELD, &a, 60, Step::UseHeld),
-            ("its time is over", HELD, &a, 61, Step::Read),
+            ("within its time", HELD, &a, 60, ObjectStep::UseHeld),
+            ("its time is over", HELD, &a, 61, ObjectStep::Read),
             (
                 "it was read before the pod was seen",
                 HELD,
                 &b,
                 20,
-                Step::Read,
+                ObjectStep::Read,
             ),
-            ("it cannot change", fixed, &a, 9999, Step::UseHeld),
+            ("it cannot change", fixed, &a, 9999, ObjectStep::UseHeld),
             (
                 "it cannot change for anybody",
                 fixed,
                 &b,
                 9999,
-                Step::UseHeld,
+                ObjectStep::UseHeld,
             ),
             (
                 "not there, for a while",
-                Found::Missing,
+                ObjectReadResult::Missing,
                 &a,
                 60,
-                Step::Missing,
+                ObjectStep::Missing,
             ),
             (
                 "not there, looked for again",
-                Found::Missing,
+                ObjectReadResult::Missing,
                 &a,
                 61,
-                Step::Read,
+                ObjectStep::Read,
             ),
-            ("not on disk", Found::Unkept, &a, 2, Step::Read),
+            (
+                "not on disk",
+                ObjectReadResult::Unkept,
+                &a,
+                2,
+                ObjectStep::Read,
+            ),
         ] {
             let mut table = ObjectTable::new(TTL);
             table.register(&a, &keys(&["x"]), at(1)).expect("room");
-            assert_eq!(table.step(&a, &key("x"), at(1)), Step::Read, "{name}");
-            assert_eq!(table.step(&a, &key("x"), at(1)), Step::Wait, "{name}");
+            assert_eq!(table.step(&a, &key("x"), at(1)), ObjectStep::Read, "{name}");
+            assert_eq!(table.step(&a, &key("x"), at(1)), ObjectStep::Wait, "{name}");
             table.read(&key("x"), found, at(1));
             table.register(&b, &keys(&["x"]), at(10)).expect("room");
             assert_eq!(table.step(who, &key("x"), at(now)), step, "{name}");
@@ -378,15 +384,15 @@ mod tests {
         for uid in &pods {
             table.register(uid, &keys(&["x"]), at(5)).expect("room");
         }
-        assert_eq!(table.step(&pods[0], &key("x"), at(5)), Step::Read);
+        assert_eq!(table.step(&pods[0], &key("x"), at(5)), ObjectStep::Read);
         assert!(
             pods.iter()
-                .all(|uid| table.step(uid, &key("x"), at(5)) == Step::Wait)
+                .all(|uid| table.step(uid, &key("x"), at(5)) == ObjectStep::Wait)
         );
         table.read(&key("x"), HELD, at(5));
         assert!(
             pods.iter()
-                .all(|uid| table.step(uid, &key("x"), at(6)) == Step::UseHeld)
+                .all(|uid| table.step(uid, &key("x"), at(6)) == ObjectStep::UseHeld)
         );
     }
 
@@ -398,12 +404,16 @@ mod tests {
         table.register(&a, &keys(&["x"]), at(0)).expect("room");
         table.step(&a, &key("x"), at(0));
         table.read(&key("x"), HELD, at(0));
-        assert_eq!(table.step(&a, &key("x"), at(100)), Step::Read);
+        assert_eq!(table.step(&a, &key("x"), at(100)), ObjectStep::Read);
         table.failed(&key("x"));
-        assert_eq!(table.step(&a, &key("x"), at(100)), Step::Read, "due still");
+        assert_eq!(
+            table.step(&a, &key("x"), at(100)),
+            ObjectStep::Read,
+            "due still"
+        );
         table.read(&key("x"), HELD, at(100));
         table.damaged(&key("x"));
-        assert_eq!(table.step(&a, &key("x"), at(101)), Step::Read);
+        assert_eq!(table.step(&a, &key("x"), at(101)), ObjectStep::Read);
     }
 
     #[test]
@@ -422,7 +432,10 @@ mod tests {
         let many: Vec<String> = (0..MAX_OBJECTS).map(|n| n.to_string()).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         table.register(&a, &keys(&many), at(0)).expect("room");
-        assert_eq!(table.register(&b, &keys(&["x"]), at(0)), Err(TableFull));
+        assert_eq!(
+            table.register(&b, &keys(&["x"]), at(0)),
+            Err(ObjectTableFull)
+        );
         assert_eq!(table.register(&b, &keys(&["7"]), at(0)), Ok(()));
     }
 
@@ -431,14 +444,14 @@ mod tests {
         // OFF-02 VOL-16
         let mut table = ObjectTable::new(TTL);
         let a = PodUid::from("a");
-        let claim = Key::new(Kind::Claim, "ns", "a/c");
-        let all: BTreeSet<Key> = [claim.clone()].into_iter().collect();
+        let claim = PodObjectKey::new(PodObjectKind::Claim, "ns", "a/c");
+        let all: BTreeSet<PodObjectKey> = [claim.clone()].into_iter().collect();
         table.register(&a, &all, at(0)).expect("room");
-        assert_eq!(table.step(&a, &claim, at(0)), Step::Read);
+        assert_eq!(table.step(&a, &claim, at(0)), ObjectStep::Read);
         table.failed(&claim);
-        assert_eq!(table.step(&a, &claim, at(9)), Step::Read);
+        assert_eq!(table.step(&a, &claim, at(9)), ObjectStep::Read);
         table.read(&claim, HELD, at(9));
-        assert_eq!(table.step(&a, &claim, at(9999)), Step::UseHeld);
+        assert_eq!(table.step(&a, &claim, at(9999)), ObjectStep::UseHeld);
     }
 
     #[test]
@@ -470,7 +483,7 @@ mod tests {
 
     #[test]
     fn one_asks_for_all_while_the_apiserver_is_away() {
-        let mut reach = Reach::default();
+        let mut reach = ApiserverReach::default();
         assert!(reach.may_ask(at(0)) && reach.may_ask(at(0)));
         reach.silent(at(0));
         assert!(!reach.may_ask(at(9)));

@@ -14,14 +14,15 @@ use alloc::{
 
 use crate::api::PodError;
 use crate::api::cri::{
-    LinuxResources, Mount as BindMount, NamespaceMode, Propagation, SecurityProfile, node_owner,
+    ContainerMount as BindMount, LinuxResources, MountPropagation, NamespaceMode, SecurityProfile,
+    node_owner,
 };
 use crate::api::oci::{
-    Capabilities, Cpu, Device, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory,
-    Mount, Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
-    may_mount_at,
+    Capabilities, Cpu, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory, Mount,
+    Namespace, OciDevice, Pids, Process, Resources, Root, SPEC_VERSION, SeccompFilter, Spec,
+    SpecInput, User, may_mount_at,
 };
-use crate::api::order::{Gather, Order};
+use crate::api::order::{GatherExt, OrderExt};
 use crate::{capabilities, seccomp};
 
 /// `PATH` of a container whose image and spec set none (RTM-08).
@@ -255,7 +256,7 @@ fn apparmor_profile(input: &SpecInput<'_>) -> Result<String, PodError> {
 fn seccomp_filter(
     input: &SpecInput<'_>,
     capabilities: &[String],
-) -> Result<Option<Seccomp>, PodError> {
+) -> Result<Option<SeccompFilter>, PodError> {
     let (security, host) = (&input.container.security, input.host);
     if security.privileged || security.seccomp == SecurityProfile::Unconfined {
         return Ok(None);
@@ -458,20 +459,20 @@ fn bind(mount: &BindMount) -> Mount {
     }
 }
 
-const fn propagation(mode: Propagation) -> &'static str {
+const fn propagation(mode: MountPropagation) -> &'static str {
     match mode {
-        Propagation::Private => "rprivate",
-        Propagation::HostToContainer => "rslave",
-        Propagation::Bidirectional => "rshared",
+        MountPropagation::Private => "rprivate",
+        MountPropagation::HostToContainer => "rslave",
+        MountPropagation::Bidirectional => "rshared",
     }
 }
 
 /// A private root would cut the propagation of the mounts in it: it must be as open as the most open of them.
 fn rootfs_propagation(mounts: &[BindMount]) -> &'static str {
     let has = |mode| mounts.iter().any(|mount| mount.propagation == mode);
-    if has(Propagation::Bidirectional) {
+    if has(MountPropagation::Bidirectional) {
         "rshared"
-    } else if has(Propagation::HostToContainer) {
+    } else if has(MountPropagation::HostToContainer) {
         "rslave"
     } else {
         ""
@@ -548,20 +549,20 @@ fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), Po
 
 /// Device nodes that the container has beside those of every container (DEV-41, DEV-43). The container's user can use
 /// them, so that it need not be root or belong to a group of the machine.
-fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
+fn device_nodes(input: &SpecInput<'_>) -> Vec<OciDevice> {
     let (user, container) = (input.user, input.container);
     let all = container.devices.iter().zip(input.devices);
     let given = all.map(|(wanted, node)| {
         let own = (node.uid.unwrap_or(0), node.gid.unwrap_or(0));
         let (uid, gid) = node_owner((user.uid, user.gid), own, wanted.gid);
-        Device {
+        OciDevice {
             uid: Some(uid),
             gid: Some(gid),
             file_mode: wanted.mode.or(node.file_mode),
             ..node.clone()
         }
     });
-    let mut nodes: Vec<Device> = given.collect();
+    let mut nodes: Vec<OciDevice> = given.collect();
     if container.security.privileged {
         let others = input.host_devices.iter();
         let others = others.filter(|other| !nodes.iter().any(|node| node.path == other.path));
@@ -571,7 +572,7 @@ fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
             all.any(|live| live.covers(path))
         };
         let others = others.filter(|other| !is_live(&other.path));
-        let others: Vec<Device> = others.cloned().collect();
+        let others: Vec<OciDevice> = others.cloned().collect();
         nodes.extend(others);
     }
     nodes
@@ -630,9 +631,9 @@ mod tests {
 
     use super::*;
     use crate::api::cri::{
-        self, ContainerConfig, ImageSpec, LinuxSecurity, NamespaceOptions, SandboxConfig,
+        self, ContainerConfig, LinuxSecurity, MountedImage, NamespaceOptions, SandboxConfig,
     };
-    use crate::api::oci::{ResolvedUser, Rlimit, SandboxPaths, Words};
+    use crate::api::oci::{OciCommand, ResolvedUser, Rlimit, SandboxPaths};
 
     /// Everything [`SpecInput`] borrows, for a plain pod on a plain machine.
     struct Case {
@@ -642,10 +643,10 @@ mod tests {
         user: ResolvedUser,
         paths: SandboxPaths,
         volumes: Vec<BindMount>,
-        devices: Vec<Device>,
-        host_devices: Vec<Device>,
+        devices: Vec<OciDevice>,
+        host_devices: Vec<OciDevice>,
         apparmor_default: &'static str,
-        file: Option<Seccomp>,
+        file: Option<SeccompFilter>,
         host: HostFacts,
     }
 
@@ -738,16 +739,16 @@ mod tests {
             ("nothing", "", "", "", "", Err(())),
         ] {
             let image = ImageProcess {
-                entrypoint: Words(words(entrypoint)),
-                cmd: Words(words(cmd)),
+                entrypoint: OciCommand(words(entrypoint)),
+                cmd: OciCommand(words(cmd)),
                 ..ImageProcess::default()
             };
             let got = process_args(&words(command), &words(args), &image).map_err(|_| ());
             assert_eq!(got, want.map(words), "{name}");
         }
         let cleared = ImageProcess {
-            entrypoint: Words(vec![String::new()]),
-            cmd: Words(words("a")),
+            entrypoint: OciCommand(vec![String::new()]),
+            cmd: OciCommand(words("a")),
             ..ImageProcess::default()
         };
         assert_eq!(process_args(&[], &[], &cleared), Ok(words("a")));
@@ -844,7 +845,7 @@ mod tests {
         let mut case = Case::new();
         case.container.mounts = vec![
             BindMount {
-                propagation: Propagation::HostToContainer,
+                propagation: MountPropagation::HostToContainer,
                 read_only: true,
                 ..bind_mount("/h/deep", "/a/b/c")
             },
@@ -878,13 +879,13 @@ mod tests {
         );
         assert_eq!(spec.linux.rootfs_propagation, "rslave");
         // VOL-18: where the backend mounted an image; its programs run, without the rights of their owners.
-        case.container.mounts[2].image = Some(ImageSpec::default());
+        case.container.mounts[2].image = Some(MountedImage::default());
         case.container.mounts[2].read_only = true;
         assert_eq!(
             shown(&case.spec().expect("spec"))[3],
             "/a /h/a rbind,rprivate,ro,nosuid,nodev"
         );
-        case.container.mounts[0].propagation = Propagation::Bidirectional;
+        case.container.mounts[0].propagation = MountPropagation::Bidirectional;
         assert_eq!(
             case.spec().expect("shared").linux.rootfs_propagation,
             "rshared"
@@ -999,11 +1000,11 @@ mod tests {
         // RTM-10 RTM-11 SEC-08
         let mut case = Case::new();
         case.host.thermal_throttle = words("/sys/devices/system/cpu/cpu0/thermal_throttle");
-        case.host_devices = vec![Device {
+        case.host_devices = vec![OciDevice {
             kind: "c".into(),
             path: "/dev/gpiomem".into(),
             major: 246,
-            ..Device::default()
+            ..OciDevice::default()
         }];
         case.container.security.seccomp = SecurityProfile::RuntimeDefault;
         let spec = case.spec().expect("plain");
@@ -1043,12 +1044,12 @@ mod tests {
     fn devices_of_the_container() {
         // DEV-41 DEV-43
         let mut case = Case::new();
-        case.container.devices = vec![cri::Device {
+        case.container.devices = vec![cri::ContainerDeviceNode {
             container_path: "/dev/line".into(),
             permissions: "rw".into(),
-            ..cri::Device::default()
+            ..cri::ContainerDeviceNode::default()
         }];
-        let node = |uid, gid, mode| Device {
+        let node = |uid, gid, mode| OciDevice {
             kind: "c".into(),
             path: "/dev/line".into(),
             major: 188,
@@ -1083,9 +1084,9 @@ mod tests {
         let mut privileged = Case::new();
         privileged.container.security.privileged = true;
         privileged.sandbox.privileged = true;
-        let at = |path: &str| Device {
+        let at = |path: &str| OciDevice {
             path: path.into(),
-            ..Device::default()
+            ..OciDevice::default()
         };
         privileged.host_devices = ["/dev/lines/a", "/dev/lines2"].map(at).into();
         privileged.container.live_devices = vec![cri::LiveDevices {
@@ -1100,7 +1101,7 @@ mod tests {
         // Privileged containers have all other devices, too, and each path once.
         case.container.security.privileged = true;
         case.sandbox.privileged = true;
-        let other = Device {
+        let other = OciDevice {
             path: "/dev/other".into(),
             ..node(0, 0, 0o600)
         };
@@ -1118,9 +1119,9 @@ mod tests {
         assert_eq!(case.spec().expect("unconfined").linux.seccomp, None);
         case.container.security.seccomp = Localhost("/p.json".into());
         assert!(case.spec().is_err(), "not read");
-        case.file = Some(Seccomp {
+        case.file = Some(SeccompFilter {
             default_action: "SCMP_ACT_LOG".into(),
-            ..Seccomp::default()
+            ..SeccompFilter::default()
         });
         assert_eq!(case.spec().expect("localhost").linux.seccomp, case.file);
         case.host.seccomp = false;

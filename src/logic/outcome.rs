@@ -12,7 +12,7 @@ use crate::api::{
     Pod,
     cri::{self, PodRuntimeStatus},
     pod::RestartPolicy,
-    pod_status::{ContainerState, ContainerStatus, Phase, PodStatus, Terminated},
+    pod_status::{ContainerState, ContainerStatus, PodPhase, PodStatus, Terminated},
 };
 
 /// Returns true if `status` is worth keeping: the pod has ended, or it began and must not begin twice (ACT-17).
@@ -120,9 +120,9 @@ pub fn after_reboot(mut status: PodStatus) -> PodStatus {
         end.is_some_and(|t| t.exit_code == 0)
     };
     status.phase = if status.container_statuses.iter().all(succeeded) {
-        Phase::Succeeded
+        PodPhase::Succeeded
     } else {
-        Phase::Failed
+        PodPhase::Failed
     };
     status
 }
@@ -238,7 +238,7 @@ mod tests {
             ],
         );
         let after = after_reboot(kept);
-        assert_eq!(after.phase, Phase::Failed);
+        assert_eq!(after.phase, PodPhase::Failed);
         let [a, b] = &*after.container_statuses else {
             panic!("{after:?}")
         };
@@ -254,10 +254,13 @@ mod tests {
         let ended = [("a", json!({"terminated": {"exitCode": 0}}))];
         assert_eq!(
             after_reboot(status("Running", &ended)).phase,
-            Phase::Succeeded
+            PodPhase::Succeeded
         );
         let waits = [("a", json!({"waiting": {}}))];
-        assert_eq!(after_reboot(status("Pending", &waits)).phase, Phase::Failed);
+        assert_eq!(
+            after_reboot(status("Pending", &waits)).phase,
+            PodPhase::Failed
+        );
         let terminal = status("Succeeded", &ended);
         assert_eq!(after_reboot(terminal.clone()), terminal);
     }

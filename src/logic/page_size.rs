@@ -45,14 +45,14 @@ pub fn misfit(page_bytes: u64, container: &ContainerStatus) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{api::Wall, testing::exited};
+    use crate::{api::WallTime, testing::exited};
 
     #[test]
     fn who_is_meant() {
         // SVC-17
         let ended = |code: i32, lived_ms: i64| ContainerStatus {
-            started_at: Some(Wall::from_secs(100)),
-            finished_at: Some(Wall(Wall::from_secs(100).0 + lived_ms * 1_000_000)),
+            started_at: Some(WallTime::from_secs(100)),
+            finished_at: Some(WallTime(WallTime::from_secs(100).0 + lived_ms * 1_000_000)),
             ..exited("c", code)
         };
         for (name, page_bytes, container, told) in [

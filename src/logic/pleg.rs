@@ -15,13 +15,13 @@ use alloc::{
 };
 use core::{cmp::Ordering, time::Duration};
 
-use crate::api::order::{Gather, Order};
+use crate::api::order::{GatherExt, OrderExt};
 use crate::api::{
-    Mono, PodUid,
+    MonoTime, PodUid,
     cri::{ContainerState, PodItem, PodRuntimeStatus, SandboxState},
 };
 
-use super::runtime_cache::{NoStatus, RuntimeCache, Seen};
+use super::runtime_cache::{RuntimeCache, RuntimeReadTime, RuntimeStatusError};
 
 /// A relist that began longer ago than this makes the PLEG unhealthy.
 pub const RELIST_THRESHOLD: Duration = Duration::from_secs(180);
@@ -32,7 +32,7 @@ const KEPT_EVENTS: usize = 64;
 
 /// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum EventKind {
+pub enum PlegEventKind {
     /// A container or sandbox runs.
     ContainerStarted,
     /// A container or sandbox ended.
@@ -47,18 +47,18 @@ pub enum EventKind {
 
 /// Event of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct PlegEvent {
     /// Pod.
     pub uid: PodUid,
     /// Kind.
-    pub kind: EventKind,
-    /// Container or sandbox; empty for [`EventKind::PodSync`].
+    pub kind: PlegEventKind,
+    /// Container or sandbox; empty for [`PlegEventKind::PodSync`].
     pub id: Box<str>,
 }
 
 /// State of a container or sandbox as far as events depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum State {
+enum PlegState {
     Running,
     Exited,
     Unknown,
@@ -67,24 +67,24 @@ enum State {
 
 /// Container or sandbox of a listing. Sorted by id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Item {
+struct PlegItem {
     id: Box<str>,
     is_sandbox: bool,
-    state: State,
+    state: PlegState,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Record {
+struct PlegRecord {
     /// As of the last successful inspection.
-    old: Vec<Item>,
+    old: Vec<PlegItem>,
     /// As of the last listing, where that differs from `old`.
-    current: Option<Vec<Item>>,
+    current: Option<Vec<PlegItem>>,
     reinspect: bool,
 }
 
 /// Reason why the PLEG is unhealthy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unhealthy {
+pub enum PlegUnhealthy {
     /// No relist has succeeded.
     #[error("pleg has yet to be successful")]
     Never,
@@ -109,11 +109,11 @@ pub struct RunningCounts {
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Pleg {
-    records: BTreeMap<PodUid, Record>,
-    events: VecDeque<Event>,
+    records: BTreeMap<PodUid, PlegRecord>,
+    events: VecDeque<PlegEvent>,
     discarded: u64,
     /// Start of the last successful listing.
-    relist_began: Option<Mono>,
+    relist_began: Option<MonoTime>,
 }
 
 impl Pleg {
@@ -125,7 +125,7 @@ impl Pleg {
         &mut self,
         pods: &[PodItem],
         cache: &mut RuntimeCache,
-        stamp: Mono,
+        stamp: MonoTime,
     ) -> Vec<PodUid> {
         self.relist_began = Some(stamp);
         let listed: BTreeMap<&PodUid, &PodItem> = pods.iter().map(|pod| (&pod.uid, pod)).gather();
@@ -153,9 +153,9 @@ impl Pleg {
     pub fn inspected(
         &mut self,
         uid: &PodUid,
-        status: Result<PodRuntimeStatus, NoStatus>,
+        status: Result<PodRuntimeStatus, RuntimeStatusError>,
         cache: &mut RuntimeCache,
-        seen: Seen<'_>,
+        seen: RuntimeReadTime<'_>,
     ) {
         let Some(record) = self.records.get_mut(uid) else {
             return;
@@ -170,7 +170,7 @@ impl Pleg {
         let reinspected = core::mem::take(&mut record.reinspect);
         let Some(current) = record.current.take() else {
             if reinspected {
-                self.push(uid, EventKind::PodSync, "");
+                self.push(uid, PlegEventKind::PodSync, "");
             }
             return;
         };
@@ -179,7 +179,7 @@ impl Pleg {
     }
 
     /// The next event.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<PlegEvent> {
         let event = self.events.pop_front();
         if self.events.is_empty() && self.events.capacity() > KEPT_EVENTS {
             self.events.shrink_to(KEPT_EVENTS);
@@ -195,19 +195,19 @@ impl Pleg {
 
     /// Checks that relists succeed.
     ///
-    /// - Errors: [`Unhealthy`]; no pod is handled meanwhile.
-    pub fn healthy(&self, now: Mono) -> Result<(), Unhealthy> {
-        let began = self.relist_began.ok_or(Unhealthy::Never)?;
+    /// - Errors: [`PlegUnhealthy`]; no pod is handled meanwhile.
+    pub fn healthy(&self, now: MonoTime) -> Result<(), PlegUnhealthy> {
+        let began = self.relist_began.ok_or(PlegUnhealthy::Never)?;
         let age = now - began;
         if age > RELIST_THRESHOLD {
-            return Err(Unhealthy::Late(age));
+            return Err(PlegUnhealthy::Late(age));
         }
         Ok(())
     }
 
     /// Start of the last successful listing.
     #[must_use]
-    pub const fn last_relist(&self) -> Option<Mono> {
+    pub const fn last_relist(&self) -> Option<MonoTime> {
         self.relist_began
     }
 
@@ -217,13 +217,13 @@ impl Pleg {
         let mut counts = RunningCounts::default();
         for record in self.records.values() {
             let items = record.current.as_ref().unwrap_or(&record.old);
-            let runs = |item: &Item| item.is_sandbox && item.state == State::Running;
+            let runs = |item: &PlegItem| item.is_sandbox && item.state == PlegState::Running;
             counts.pods += usize::from(items.iter().any(runs));
             for item in items.iter().filter(|item| !item.is_sandbox) {
                 match item.state {
-                    State::Running => counts.running += 1,
-                    State::Exited => counts.exited += 1,
-                    State::Unknown | State::NonExistent => counts.unknown += 1,
+                    PlegState::Running => counts.running += 1,
+                    PlegState::Exited => counts.exited += 1,
+                    PlegState::Unknown | PlegState::NonExistent => counts.unknown += 1,
                 }
             }
         }
@@ -233,7 +233,7 @@ impl Pleg {
     /// Notes the listed state of a pod. Returns whether the pod must be read.
     fn note(&mut self, uid: &PodUid, pod: &PodItem) -> bool {
         if !self.records.contains_key(uid) {
-            self.records.insert(uid.clone(), Record::default());
+            self.records.insert(uid.clone(), PlegRecord::default());
         }
         let Some(record) = self.records.get_mut(uid) else {
             return false;
@@ -243,7 +243,7 @@ impl Pleg {
         record.reinspect || record.current.is_some()
     }
 
-    fn deliver(&mut self, uid: &PodUid, old: &[Item], new: &[Item]) {
+    fn deliver(&mut self, uid: &PodUid, old: &[PlegItem], new: &[PlegItem]) {
         let mut happened = Vec::new();
         diff(old, new, |id, kind| {
             happened.push((Box::<str>::from(id), kind))
@@ -253,15 +253,15 @@ impl Pleg {
         }
     }
 
-    fn push(&mut self, uid: &PodUid, kind: EventKind, id: &str) {
-        if kind == EventKind::ContainerChanged {
+    fn push(&mut self, uid: &PodUid, kind: PlegEventKind, id: &str) {
+        if kind == PlegEventKind::ContainerChanged {
             return;
         }
         if self.events.len() >= MAX_EVENTS {
             self.discarded += 1;
             return;
         }
-        self.events.push_back(Event {
+        self.events.push_back(PlegEvent {
             uid: uid.clone(),
             kind,
             id: id.into(),
@@ -269,31 +269,31 @@ impl Pleg {
     }
 }
 
-fn items(pod: &PodItem) -> Vec<Item> {
-    let containers = pod.containers.iter().map(|container| Item {
+fn items(pod: &PodItem) -> Vec<PlegItem> {
+    let containers = pod.containers.iter().map(|container| PlegItem {
         id: container.id.as_str().into(),
         is_sandbox: false,
         state: match container.state {
-            ContainerState::Running => State::Running,
-            ContainerState::Exited => State::Exited,
-            ContainerState::Created | ContainerState::Unknown => State::Unknown,
+            ContainerState::Running => PlegState::Running,
+            ContainerState::Exited => PlegState::Exited,
+            ContainerState::Created | ContainerState::Unknown => PlegState::Unknown,
         },
     });
-    let sandboxes = pod.sandboxes.iter().map(|sandbox| Item {
+    let sandboxes = pod.sandboxes.iter().map(|sandbox| PlegItem {
         id: sandbox.id.as_str().into(),
         is_sandbox: true,
         state: match sandbox.state {
-            SandboxState::Ready => State::Running,
-            SandboxState::NotReady => State::Exited,
+            SandboxState::Ready => PlegState::Running,
+            SandboxState::NotReady => PlegState::Exited,
         },
     });
-    let mut items: Vec<Item> = containers.chain(sandboxes).collect();
+    let mut items: Vec<PlegItem> = containers.chain(sandboxes).collect();
     items.order();
     items
 }
 
 /// Walks two sorted lists of items and says what happened to each.
-fn diff(old: &[Item], new: &[Item], mut tell: impl FnMut(&str, EventKind)) {
+fn diff(old: &[PlegItem], new: &[PlegItem], mut tell: impl FnMut(&str, PlegEventKind)) {
     let (mut left, mut right) = (old.iter().peekable(), new.iter().peekable());
     loop {
         let order = match (left.peek(), right.peek()) {
@@ -304,7 +304,8 @@ fn diff(old: &[Item], new: &[Item], mut tell: impl FnMut(&str, EventKind)) {
         };
         let before = if order.is_le() { left.next() } else { None };
         let after = if order.is_ge() { right.next() } else { None };
-        let state = |item: Option<&Item>| item.map_or(State::NonExistent, |item| item.state);
+        let state =
+            |item: Option<&PlegItem>| item.map_or(PlegState::NonExistent, |item| item.state);
         if let Some(item) = before.or(after) {
             for kind in what_happened(state(before), state(after)) {
                 tell(&item.id, *kind);
@@ -314,21 +315,21 @@ fn diff(old: &[Item], new: &[Item], mut tell: impl FnMut(&str, EventKind)) {
 }
 
 /// Events of one container or sandbox whose state went from `old` to `new`.
-const fn what_happened(old: State, new: State) -> &'static [EventKind] {
-    use EventKind::{
+const fn what_happened(old: PlegState, new: PlegState) -> &'static [PlegEventKind] {
+    use PlegEventKind::{
         ContainerChanged as Changed, ContainerDied as Died, ContainerRemoved as Removed,
         ContainerStarted as Started,
     };
     match (old, new) {
-        (State::Running, State::Running)
-        | (State::Exited, State::Exited)
-        | (State::Unknown, State::Unknown)
-        | (State::NonExistent, State::NonExistent) => &[],
-        (_, State::Running) => &[Started],
-        (_, State::Exited) => &[Died],
-        (_, State::Unknown) => &[Changed],
-        (State::Exited, State::NonExistent) => &[Removed],
-        (State::Running | State::Unknown, State::NonExistent) => &[Died, Removed],
+        (PlegState::Running, PlegState::Running)
+        | (PlegState::Exited, PlegState::Exited)
+        | (PlegState::Unknown, PlegState::Unknown)
+        | (PlegState::NonExistent, PlegState::NonExistent) => &[],
+        (_, PlegState::Running) => &[Started],
+        (_, PlegState::Exited) => &[Died],
+        (_, PlegState::Unknown) => &[Changed],
+        (PlegState::Exited, PlegState::NonExistent) => &[Removed],
+        (PlegState::Running | PlegState::Unknown, PlegState::NonExistent) => &[Died, Removed],
     }
 }
 
@@ -339,14 +340,14 @@ mod tests {
 
     use super::*;
     use crate::api::{
-        ContainerId, SandboxId, Wall,
+        ContainerId, SandboxId, WallTime,
         cri::{ContainerStatus, NamespaceOptions, SandboxStatus},
     };
     use crate::clock_history::ClockHistory;
-    use crate::pod_table::{Freshness, StatusAge};
+    use crate::pod_table::{StatusAge, StatusFreshness};
 
     use ContainerState::{Created, Exited, Running, Unknown};
-    use EventKind::{ContainerDied, ContainerRemoved, ContainerStarted, PodSync};
+    use PlegEventKind::{ContainerDied, ContainerRemoved, ContainerStarted, PodSync};
 
     fn container(id: &str, state: ContainerState) -> ContainerStatus {
         ContainerStatus {
@@ -355,7 +356,7 @@ mod tests {
             name: "c".into(),
             restart_count: 0,
             state,
-            created_at: Wall(0),
+            created_at: WallTime(0),
             started_at: None,
             finished_at: None,
             exit_code: 0,
@@ -381,7 +382,7 @@ mod tests {
             namespace: String::new(),
             attempt: 0,
             state,
-            created_at: Wall(0),
+            created_at: WallTime(0),
             ips: Vec::new(),
             namespaces: NamespaceOptions::default(),
             runtime_handler: String::new(),
@@ -403,10 +404,10 @@ mod tests {
     /// Clock history without any observation.
     const CLOCK: &ClockHistory = &ClockHistory::new();
 
-    fn seen(at: Mono) -> Seen<'static> {
-        Seen {
+    fn seen(at: MonoTime) -> RuntimeReadTime<'static> {
+        RuntimeReadTime {
             at,
-            wall: Wall(0),
+            wall: WallTime(0),
             until: at,
             clock: CLOCK,
         }
@@ -423,12 +424,12 @@ mod tests {
         /// Runs a whole relist. Each inspection returns the listed state, or fails.
         fn relist(&mut self, pods: &[PodRuntimeStatus], fail: bool) -> usize {
             self.now += 1000;
-            let stamp = Mono(self.now);
+            let stamp = MonoTime(self.now);
             let inspect = self.pleg.listed(&items_of(pods), &mut self.cache, stamp);
             for uid in &inspect {
                 let listed = pods.iter().find(|pod| pod.uid == *uid).cloned();
                 let status = match fail {
-                    true => Err(NoStatus("no answer".into())),
+                    true => Err(RuntimeStatusError("no answer".into())),
                     false => Ok(listed.expect("only listed pods are read")),
                 };
                 self.pleg
@@ -438,7 +439,7 @@ mod tests {
             inspect.len()
         }
 
-        fn events(&mut self) -> Vec<(EventKind, Box<str>)> {
+        fn events(&mut self) -> Vec<(PlegEventKind, Box<str>)> {
             let mut all = Vec::new();
             while let Some(event) = self.pleg.poll_event() {
                 all.push((event.kind, event.id));
@@ -451,7 +452,7 @@ mod tests {
     fn event_table() {
         // PLEG-04 PLEG-05 PLEG-06
         let states = [Some(Running), Some(Exited), Some(Created), None];
-        let expected: [[&[EventKind]; 4]; 4] = [
+        let expected: [[&[PlegEventKind]; 4]; 4] = [
             [
                 &[],
                 &[ContainerDied],
@@ -514,26 +515,29 @@ mod tests {
         // PLEG-03
         let mut bench = Bench::default();
         let pods = [pod(&[("x", Running)])];
-        let stamp = Mono(100);
+        let stamp = MonoTime(100);
         let inspect = bench.pleg.listed(&items_of(&pods), &mut bench.cache, stamp);
-        assert_eq!(bench.pleg.relist_began, Some(Mono(100)));
+        assert_eq!(bench.pleg.relist_began, Some(MonoTime(100)));
         let unknown: PodUid = "b".into();
         assert_eq!(
-            bench.cache.newer_than(&unknown, Mono(0)),
-            Freshness::Stale,
+            bench.cache.newer_than(&unknown, MonoTime(0)),
+            StatusFreshness::Stale,
             "not before all pods are done"
         );
         for uid in inspect {
-            let failed = Err(NoStatus("no answer".into()));
+            let failed = Err(RuntimeStatusError("no answer".into()));
             bench
                 .pleg
                 .inspected(&uid, failed, &mut bench.cache, seen(stamp));
         }
         bench.cache.set_time(stamp);
-        assert_eq!(bench.cache.newer_than(&unknown, Mono(99)), Freshness::Fresh);
         assert_eq!(
-            bench.cache.newer_than(&unknown, Mono(100)),
-            Freshness::Stale
+            bench.cache.newer_than(&unknown, MonoTime(99)),
+            StatusFreshness::Fresh
+        );
+        assert_eq!(
+            bench.cache.newer_than(&unknown, MonoTime(100)),
+            StatusFreshness::Stale
         );
     }
 
@@ -553,7 +557,7 @@ mod tests {
         );
         bench.events();
         let pods = [pod(&[("x", Exited)]), other];
-        let stamp = Mono(9000);
+        let stamp = MonoTime(9000);
         assert_eq!(
             bench.pleg.listed(&items_of(&pods), &mut bench.cache, stamp),
             ["a".into()]
@@ -635,11 +639,11 @@ mod tests {
     fn health() {
         // PLEG-14
         let mut bench = Bench::default();
-        assert_eq!(bench.pleg.healthy(Mono(1)), Err(Unhealthy::Never));
+        assert_eq!(bench.pleg.healthy(MonoTime(1)), Err(PlegUnhealthy::Never));
         bench.relist(&[], false);
-        assert_eq!(bench.pleg.healthy(Mono(181_000)), Ok(()));
-        let late = Unhealthy::Late(Duration::from_millis(180_001));
-        assert_eq!(bench.pleg.healthy(Mono(181_001)), Err(late));
+        assert_eq!(bench.pleg.healthy(MonoTime(181_000)), Ok(()));
+        let late = PlegUnhealthy::Late(Duration::from_millis(180_001));
+        assert_eq!(bench.pleg.healthy(MonoTime(181_001)), Err(late));
         assert_eq!(
             late.to_string(),
             "pleg was last seen active 180 s ago, threshold is 180 s"

@@ -18,7 +18,7 @@ const MASTER: (&str, &str) = ("default", "kubernetes");
 
 /// Kinds that are kept for pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum PodObjectKind {
     /// A ConfigMap.
     ConfigMap,
     /// A Secret.
@@ -31,7 +31,7 @@ pub enum Kind {
     RuntimeClass,
 }
 
-impl Kind {
+impl PodObjectKind {
     /// Name of the kind in messages and records.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -47,19 +47,19 @@ impl Kind {
 
 /// Names one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
+pub struct PodObjectKey {
     /// Kind.
-    pub kind: Kind,
-    /// Namespace; empty for a [`Kind::RuntimeClass`].
+    pub kind: PodObjectKind,
+    /// Namespace; empty for a [`PodObjectKind::RuntimeClass`].
     pub namespace: Box<str>,
     /// Name.
     pub name: Box<str>,
 }
 
-impl Key {
+impl PodObjectKey {
     /// An object of `namespace`.
     #[must_use]
-    pub fn new(kind: Kind, namespace: &str, name: &str) -> Self {
+    pub fn new(kind: PodObjectKind, namespace: &str, name: &str) -> Self {
         Self {
             kind,
             namespace: namespace.into(),
@@ -68,7 +68,7 @@ impl Key {
     }
 }
 
-impl core::fmt::Display for Key {
+impl core::fmt::Display for PodObjectKey {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let Self {
             kind,
@@ -85,7 +85,7 @@ impl core::fmt::Display for Key {
     }
 }
 
-/// Name of the [`Kind::Claim`] of a pod. It contains the uid, so that no other pod uses what this pod has resolved.
+/// Name of the [`PodObjectKind::Claim`] of a pod. It contains the uid, so that no other pod uses what this pod has resolved.
 #[must_use]
 pub fn claim_name(uid: &PodUid, claim: &str) -> String {
     format!("{uid}/{claim}")
@@ -102,7 +102,7 @@ pub struct TokenRef {
 
 /// Place of a token in the pod's volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenPlace<'a> {
+pub struct TokenLocation<'a> {
     /// Token.
     pub token: TokenRef,
     /// Name of the volume.
@@ -121,21 +121,21 @@ pub fn used_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
 }
 
 /// Objects that the pod's volumes hold.
-pub fn of_volumes(pod: &Pod) -> Result<BTreeSet<Key>, PodError> {
-    let mut refs = Refs::of(pod);
+pub fn of_volumes(pod: &Pod) -> Result<BTreeSet<PodObjectKey>, PodError> {
+    let mut refs = ReferenceCollector::of(pod);
     for volume in used_volumes(pod) {
         if let Some(source) = &volume.config_map {
-            refs.add(Kind::ConfigMap, &source.name)?;
+            refs.add(PodObjectKind::ConfigMap, &source.name)?;
         }
         if let Some(source) = &volume.secret {
-            refs.add(Kind::Secret, &source.secret_name)?;
+            refs.add(PodObjectKind::Secret, &source.secret_name)?;
         }
         for source in volume.projected.iter().flat_map(|p| &p.sources) {
             if let Some(source) = &source.config_map {
-                refs.add(Kind::ConfigMap, &source.name)?;
+                refs.add(PodObjectKind::ConfigMap, &source.name)?;
             }
             if let Some(source) = &source.secret {
-                refs.add(Kind::Secret, &source.name)?;
+                refs.add(PodObjectKind::Secret, &source.name)?;
             }
         }
     }
@@ -143,24 +143,27 @@ pub fn of_volumes(pod: &Pod) -> Result<BTreeSet<Key>, PodError> {
 }
 
 /// Objects that the environment of `container` is made of, services among them (ENV-07).
-pub fn of_environment(pod: &Pod, container: &Container) -> Result<BTreeSet<Key>, PodError> {
-    let mut refs = Refs::of(pod);
+pub fn of_environment(
+    pod: &Pod,
+    container: &Container,
+) -> Result<BTreeSet<PodObjectKey>, PodError> {
+    let mut refs = ReferenceCollector::of(pod);
     for source in &container.env_from {
         if let Some(source) = &source.config_map_ref {
-            refs.add(Kind::ConfigMap, &source.name)?;
+            refs.add(PodObjectKind::ConfigMap, &source.name)?;
         }
         if let Some(source) = &source.secret_ref {
-            refs.add(Kind::Secret, &source.name)?;
+            refs.add(PodObjectKind::Secret, &source.name)?;
         }
     }
     // A given value wins over `valueFrom`.
     let unset = container.env.iter().filter(|var| var.value.is_empty());
     for source in unset.filter_map(|var| var.value_from.as_ref()) {
         if let Some(source) = &source.config_map_key_ref {
-            refs.add(Kind::ConfigMap, &source.name)?;
+            refs.add(PodObjectKind::ConfigMap, &source.name)?;
         }
         if let Some(source) = &source.secret_key_ref {
-            refs.add(Kind::Secret, &source.name)?;
+            refs.add(PodObjectKind::Secret, &source.name)?;
         }
     }
     refs.found.extend(of_services(pod));
@@ -169,33 +172,41 @@ pub fn of_environment(pod: &Pod, container: &Container) -> Result<BTreeSet<Key>,
 
 /// Services that the pod's containers are told of.
 #[must_use]
-pub fn of_services(pod: &Pod) -> BTreeSet<Key> {
+pub fn of_services(pod: &Pod) -> BTreeSet<PodObjectKey> {
     let mut found = BTreeSet::new();
-    found.insert(Key::new(Kind::Services, MASTER.0, MASTER.1));
+    found.insert(PodObjectKey::new(
+        PodObjectKind::Services,
+        MASTER.0,
+        MASTER.1,
+    ));
     if pod.spec.enable_service_links.unwrap_or(true) {
-        found.insert(Key::new(Kind::Services, &pod.metadata.namespace, ""));
+        found.insert(PodObjectKey::new(
+            PodObjectKind::Services,
+            &pod.metadata.namespace,
+            "",
+        ));
     }
     found
 }
 
 /// Secrets that the pod's images are pulled with (IMG-13). Empty names are ignored silently.
-pub fn of_pulls(pod: &Pod) -> Result<BTreeSet<Key>, PodError> {
-    let mut refs = Refs::of(pod);
+pub fn of_pulls(pod: &Pod) -> Result<BTreeSet<PodObjectKey>, PodError> {
+    let mut refs = ReferenceCollector::of(pod);
     for reference in &pod.spec.image_pull_secrets {
         if !reference.name.is_empty() {
-            refs.add(Kind::Secret, &reference.name)?;
+            refs.add(PodObjectKind::Secret, &reference.name)?;
         }
     }
     Ok(refs.found)
 }
 
 /// Tokens of the pod's volumes, in the order of the volumes.
-pub fn tokens(pod: &Pod) -> impl Iterator<Item = TokenPlace<'_>> {
+pub fn tokens(pod: &Pod) -> impl Iterator<Item = TokenLocation<'_>> {
     used_volumes(pod).flat_map(|volume| {
         let sources = volume.projected.iter().flat_map(|p| &p.sources);
         sources.filter_map(|source| {
             let token = source.service_account_token.as_ref()?;
-            Some(TokenPlace {
+            Some(TokenLocation {
                 token: TokenRef {
                     audience: token.audience.clone(),
                     expiration_s: token.expiration_seconds,
@@ -207,12 +218,12 @@ pub fn tokens(pod: &Pod) -> impl Iterator<Item = TokenPlace<'_>> {
     })
 }
 
-struct Refs<'a> {
+struct ReferenceCollector<'a> {
     namespace: &'a str,
-    found: BTreeSet<Key>,
+    found: BTreeSet<PodObjectKey>,
 }
 
-impl<'a> Refs<'a> {
+impl<'a> ReferenceCollector<'a> {
     const fn of(pod: &'a Pod) -> Self {
         Self {
             namespace: pod.metadata.namespace.as_str(),
@@ -220,14 +231,15 @@ impl<'a> Refs<'a> {
         }
     }
 
-    fn add(&mut self, kind: Kind, name: &str) -> Result<(), PodError> {
+    fn add(&mut self, kind: PodObjectKind, name: &str) -> Result<(), PodError> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return Err(PodError::Spec(format!(
                 "{name:?} is not the name of a {}",
                 kind.as_str()
             )));
         }
-        self.found.insert(Key::new(kind, self.namespace, name));
+        self.found
+            .insert(PodObjectKey::new(kind, self.namespace, name));
         if self.found.len() > MAX_POD_OBJECTS {
             return Err(PodError::Spec(format!(
                 "the pod refers to more than {MAX_POD_OBJECTS} objects"
@@ -250,11 +262,11 @@ mod tests {
         serde_json::from_value(pod).expect("pod")
     }
 
-    fn shown(keys: Result<BTreeSet<Key>, PodError>) -> String {
+    fn shown(keys: Result<BTreeSet<PodObjectKey>, PodError>) -> String {
         match keys {
             Ok(keys) => keys
                 .iter()
-                .map(Key::to_string)
+                .map(PodObjectKey::to_string)
                 .collect::<Vec<_>>()
                 .join(", "),
             Err(e) => format!("error: {e}"),

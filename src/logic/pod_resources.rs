@@ -5,20 +5,20 @@ use alloc::{
     string::String,
 };
 
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 use crate::api::pod::Resources;
 use crate::api::{Container, Pod, Quantity};
 
 /// Kind of the amounts to sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Amount {
+pub enum AmountKind {
     /// `requests`.
     Requests,
     /// `limits`.
     Limits,
 }
 
-impl Amount {
+impl AmountKind {
     /// The map of `resources`.
     #[must_use]
     pub const fn of(self, resources: &Resources) -> &BTreeMap<String, Quantity> {
@@ -41,14 +41,14 @@ pub fn amount(name: &str, quantity: &Quantity) -> i64 {
 
 /// Amount of the resource `name` that a container states, if it does.
 #[must_use]
-pub fn container_amount(container: &Container, which: Amount, name: &str) -> Option<i64> {
+pub fn container_amount(container: &Container, which: AmountKind, name: &str) -> Option<i64> {
     let map = which.of(&container.resources);
     map.get(name).map(|quantity| amount(name, quantity))
 }
 
 /// Amount of the resource `name` that the pod itself states (pod-level resources), if it does.
 #[must_use]
-pub fn pod_level(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
+pub fn pod_level(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
     let map = which.of(pod.spec.resources.as_ref()?);
     map.get(name).map(|quantity| amount(name, quantity))
 }
@@ -56,7 +56,7 @@ pub fn pod_level(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
 /// Sum of the containers of a pod: the larger of all regular containers and sidecars together, and the largest need
 /// while its init containers run. `None` if no container states the resource.
 #[must_use]
-pub fn containers_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
+pub fn containers_sum(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
     let of = |container: &Container| container_amount(container, which, name);
     let mut stated = false;
     let mut sidecars = 0_i64;
@@ -81,27 +81,27 @@ pub fn containers_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
 
 /// Amount for a pod without its overhead: its own, or the sum of its containers. `None` if neither is stated.
 #[must_use]
-pub fn own_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
+pub fn own_sum(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
     pod_level(pod, which, name).or_else(|| containers_sum(pod, which, name))
 }
 
 /// Amount for a pod: its own, or else the sum of its containers, with overhead added last. Limits get the overhead only
 /// if one is stated. `None` if there is no amount.
 #[must_use]
-pub fn pod_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
+pub fn pod_sum(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
     let sum = own_sum(pod, which, name);
     let overhead = pod.spec.overhead.get(name).map(|q| amount(name, q));
     match (sum, overhead) {
-        (None, Some(overhead)) if which == Amount::Requests => Some(overhead),
+        (None, Some(overhead)) if which == AmountKind::Requests => Some(overhead),
         (sum, None) | (sum @ None, Some(_)) => sum,
-        (Some(0), Some(_)) if which == Amount::Limits => Some(0),
+        (Some(0), Some(_)) if which == AmountKind::Limits => Some(0),
         (Some(sum), Some(overhead)) => Some(sum.saturating_add(overhead)),
     }
 }
 
 /// Names of all resources that the pod or a container of it states, sorted.
 #[must_use]
-pub fn names(pod: &Pod, which: Amount) -> BTreeSet<&str> {
+pub fn names(pod: &Pod, which: AmountKind) -> BTreeSet<&str> {
     let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let own = containers.map(|container| &container.resources);
     own.chain(&pod.spec.resources)
@@ -163,8 +163,12 @@ mod tests {
             ),
         ] {
             let pod: Pod = serde_json::from_str(&format!(r#"{{"spec":{spec}}}"#)).expect(name);
-            assert_eq!(pod_sum(&pod, Amount::Requests, "cpu"), requests, "{name}");
-            assert_eq!(pod_sum(&pod, Amount::Limits, "cpu"), limits, "{name}");
+            assert_eq!(
+                pod_sum(&pod, AmountKind::Requests, "cpu"),
+                requests,
+                "{name}"
+            );
+            assert_eq!(pod_sum(&pod, AmountKind::Limits, "cpu"), limits, "{name}");
         }
     }
 }

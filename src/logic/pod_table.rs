@@ -1,10 +1,10 @@
 //! All pods of the node: one boxed array of slots, and the rules between pods.
 //!
 //! Updates go in ([`PodTable::update`]), effects come out ([`PodTable::poll_effect`]), ends of calls come back
-//! ([`PodTable::on_done`]). The table never grows: when no slot is free the caller is told. A [`Handle`] names a slot
+//! ([`PodTable::on_done`]). The table never grows: when no slot is free the caller is told. A [`PodHandle`] names a slot
 //! and the pod that lived in it, so a late answer for a pod that is gone finds nobody.
 //!
-//! Invariants, held by the exploration test below: one call per pod at a time; no [`Call::Sync`] once termination is
+//! Invariants, held by the exploration test below: one call per pod at a time; no [`WorkerCall::Sync`] once termination is
 //! requested; grace only shrinks; stages only advance; one started static pod per full name.
 //!
 //! Names and rules follow kubelet `pod_workers.go`.
@@ -12,25 +12,28 @@
 use alloc::{boxed::Box, vec::Vec};
 use core::time::Duration;
 
-use crate::api::order::Order;
-use crate::api::{Mono, PodUid};
+use crate::api::order::OrderExt;
+use crate::api::{MonoTime, PodUid};
 
 use super::fnv::fnv1a;
 use super::pod_worker::{
-    Call, Outcome, PodFacts, Stage, StopStatus, Subject, Taken, Update, UpdateKind, Work, Worker,
+    CallOutcome, PodFacts, PodUpdate, PodUpdateResult, PodUpdateSubject, PodWork, PodWorker,
+    StopStatus, UpdateKind, WorkerCall, WorkerStage,
 };
-use super::work_queue::{Ended, Jitter, RETRY, Retry, SYNC_FREQUENCY, Timer, requeue_delay};
+use super::work_queue::{
+    CallEnd, Jitter, RETRY, RetryCause, SYNC_FREQUENCY, SlotTimer, requeue_delay,
+};
 
 /// Names one pod in the table for as long as its slot is its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Handle {
+pub struct PodHandle {
     index: u32,
     generation: u32,
 }
 
 /// Number of slots, by use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
+pub struct PodTableCapacity {
     /// Pods that may be admitted (`maxPods`).
     pub max_pods: u16,
     /// Slots kept for static pods and for pods that only the runtime knows.
@@ -39,7 +42,7 @@ pub struct Capacity {
     pub margin: u16,
 }
 
-impl Capacity {
+impl PodTableCapacity {
     /// All slots.
     #[must_use]
     pub fn slots(self) -> usize {
@@ -50,47 +53,47 @@ impl Capacity {
 /// No slot is free for this pod. Try again after a pod has gone; the next relist or poll brings it anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("pod table is full ({slots} slots)")]
-pub struct TableFull {
+pub struct PodTableFull {
     /// All slots of the table.
     pub slots: usize,
 }
 
 /// Answer to an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct PodUpdateAnswer {
     /// The pod's slot.
-    pub handle: Handle,
+    pub handle: PodHandle,
     /// Result of the update.
-    pub taken: Taken,
+    pub taken: PodUpdateResult,
     /// The killer that asked for a signal need not wait: nothing runs, or nothing was killed. Otherwise
-    /// [`Effect::Stopped`] tells it.
+    /// [`PodTableEffect::Stopped`] tells it.
     pub signal_now: bool,
 }
 
 /// Work for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum PodTableEffect {
     /// Run this call and report its end with [`PodTable::on_done`]. Its future is never dropped.
-    Start(Start),
+    Start(CallStart),
     /// Set the cancellation flag of the pod's running call. It ends soon; the next call of a pod that terminates brings
-    /// the shorter grace ([`Call::Terminating`]).
-    Cancel(Handle),
+    /// the shorter grace ([`WorkerCall::Terminating`]).
+    Cancel(PodHandle),
     /// A call waits for a status of this pod that is newer than the end of its last one: a relist of it would help.
     /// Said once; the call starts as soon as the cache has it.
     NeedStatus {
         /// Pod.
-        handle: Handle,
+        handle: PodHandle,
         /// Time that the status must be newer than.
-        after: Mono,
+        after: MonoTime,
     },
     /// The pod's status could not be read (`Warning/FailedSync "error determining status: …"`); the call was put off.
-    StatusFailed(Handle),
+    StatusFailed(PodHandle),
     /// No container of the pod runs, now or later: tell the killers that wait for that.
-    Stopped(Handle),
+    Stopped(PodHandle),
     /// The slot is free again. The pod's record and everything else kept for this incarnation may go.
     Gone {
         /// The handle, dead by now.
-        handle: Handle,
+        handle: PodHandle,
         /// UID.
         uid: PodUid,
         /// A pod of the same UID shall be created again.
@@ -100,22 +103,22 @@ pub enum Effect {
 
 /// A call to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Start {
+pub struct CallStart {
     /// Pod.
-    pub handle: Handle,
+    pub handle: PodHandle,
     /// Operation.
-    pub call: Call,
+    pub call: WorkerCall,
     /// Kind of the update that led to it.
     pub kind: UpdateKind,
     /// Arrival of the oldest update that the call serves.
-    pub since: Mono,
+    pub since: MonoTime,
     /// Set for the pod's first call.
     pub first: bool,
 }
 
 /// Answer of the runtime cache to a call that needs a new status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Freshness {
+pub enum StatusFreshness {
     /// The cached status is not newer yet.
     Stale,
     /// The cached status is newer.
@@ -127,7 +130,7 @@ pub enum Freshness {
 /// The runtime cache, as far as the table needs it.
 pub trait StatusAge {
     /// Compares the cached status of `uid` with `after`; `Mono(0)` asks for any status at all.
-    fn newer_than(&self, uid: &PodUid, after: Mono) -> Freshness;
+    fn newer_than(&self, uid: &PodUid, after: MonoTime) -> StatusFreshness;
 }
 
 /// State of a worker as housekeeping sees it.
@@ -143,7 +146,7 @@ pub enum WorkState {
 
 /// Row of [`PodTable::sync_known_pods`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct KnownPod {
     /// UID.
     pub uid: PodUid,
     /// State.
@@ -158,7 +161,7 @@ pub struct Known {
 
 /// UID and full name of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity<'a> {
+pub struct PodIdentity<'a> {
     /// UID.
     pub uid: &'a PodUid,
     /// Name.
@@ -171,14 +174,14 @@ pub struct Identity<'a> {
 enum Occupancy {
     Free,
     Used,
-    /// [`Effect::Gone`] was not fetched yet.
+    /// [`PodTableEffect::Gone`] was not fetched yet.
     Leaving {
         restart: bool,
     },
 }
 
 #[derive(Clone, Debug)]
-struct Slot {
+struct PodSlot {
     uid: PodUid,
     name: Box<str>,
     namespace: Box<str>,
@@ -188,15 +191,15 @@ struct Slot {
     occupancy: Occupancy,
     /// Place in the line for its full name; 0 for pods that need not queue.
     turn: u32,
-    worker: Worker,
+    worker: PodWorker,
 }
 
 const _: () = assert!(
-    size_of::<Slot>() <= 240,
+    size_of::<PodSlot>() <= 240,
     "one per pod, and as many as the node may ever hold"
 );
 
-impl Slot {
+impl PodSlot {
     fn is_used(&self) -> bool {
         matches!(self.occupancy, Occupancy::Used)
     }
@@ -222,8 +225,8 @@ impl Slot {
 /// The pods of the node. See the module.
 #[derive(Clone, Debug)]
 pub struct PodTable {
-    slots: Box<[Slot]>,
-    capacity: Capacity,
+    slots: Box<[PodSlot]>,
+    capacity: PodTableCapacity,
     used: usize,
     /// Slot at which the next search for a call begins, so that no pod starves another.
     cursor: usize,
@@ -237,8 +240,8 @@ pub struct PodTable {
 impl PodTable {
     /// An empty table. `seed` decides the spread of delays; all slots are allocated at once.
     #[must_use]
-    pub fn new(capacity: Capacity, seed: u64) -> Self {
-        let free = Slot {
+    pub fn new(capacity: PodTableCapacity, seed: u64) -> Self {
+        let free = PodSlot {
             uid: PodUid::default(),
             name: Box::default(),
             namespace: Box::default(),
@@ -246,7 +249,7 @@ impl PodTable {
             generation: 0,
             occupancy: Occupancy::Free,
             turn: 0,
-            worker: Worker::new(&Update::runtime_only(&PodUid::default(), "", "")),
+            worker: PodWorker::new(&PodUpdate::runtime_only(&PodUid::default(), "", "")),
         };
         Self {
             slots: vec![free; capacity.slots()].into_boxed_slice(),
@@ -269,15 +272,20 @@ impl PodTable {
 
     /// Takes an update in.
     ///
-    /// - Errors: [`TableFull`] for a UID that is not in the table; nothing has changed then.
+    /// - Errors: [`PodTableFull`] for a UID that is not in the table; nothing has changed then.
     /// - Source: kubelet `pod_workers.go`, `UpdatePod`.
-    pub fn update(&mut self, update: Update<'_>, now: Mono) -> Result<Answer, TableFull> {
+    pub fn update(
+        &mut self,
+        update: PodUpdate<'_>,
+        now: MonoTime,
+    ) -> Result<PodUpdateAnswer, PodTableFull> {
         let (uid, name, namespace) = update.subject.identity();
-        let runtime_only = matches!(update.subject, Subject::Runtime { .. });
+        let runtime_only = matches!(update.subject, PodUpdateSubject::Runtime { .. });
         let (index, first_time) = match self.find(uid) {
             Some(index) => (index, false),
             None => {
-                let is_static = matches!(update.subject, Subject::Pod(facts) if facts.is_static);
+                let is_static =
+                    matches!(update.subject, PodUpdateSubject::Pod(facts) if facts.is_static);
                 let index = self.free_slot(is_static || runtime_only)?;
                 let turn = if is_static { self.next_turn } else { 0 };
                 self.next_turn += u32::from(is_static);
@@ -288,13 +296,13 @@ impl PodTable {
                 slot.hash = fnv1a(uid.bytes());
                 slot.occupancy = Occupancy::Used;
                 slot.turn = turn;
-                slot.worker = Worker::new(&update);
+                slot.worker = PodWorker::new(&update);
                 self.used += 1;
                 (index, true)
             }
         };
         let (taken, signal_now) = self.slots[index].worker.update(first_time, update, now);
-        Ok(Answer {
+        Ok(PodUpdateAnswer {
             handle: self.handle_at(index),
             taken,
             signal_now,
@@ -303,7 +311,7 @@ impl PodTable {
 
     /// Takes in a `sync` update with the facts delivered last. `None` if the UID is unknown or only the runtime knows
     /// the pod.
-    pub fn resync(&mut self, uid: &PodUid, now: Mono) -> Option<Answer> {
+    pub fn resync(&mut self, uid: &PodUid, now: MonoTime) -> Option<PodUpdateAnswer> {
         let index = self.find(uid)?;
         self.resync_at(index, now)
     }
@@ -311,15 +319,15 @@ impl PodTable {
     /// The next thing to do, `None` when there is nothing (until the next input). Drain it after every input.
     ///
     /// Cancellations, stops and departures come before starts. Starts take turns among pods.
-    pub fn poll_effect(&mut self, status: &dyn StatusAge, now: Mono) -> Option<Effect> {
+    pub fn poll_effect(&mut self, status: &dyn StatusAge, now: MonoTime) -> Option<PodTableEffect> {
         for index in 0..self.slots.len() {
             let handle = self.handle_at(index);
             let slot = &mut self.slots[index];
             if core::mem::take(&mut slot.worker.cancel_due) {
-                return Some(Effect::Cancel(handle));
+                return Some(PodTableEffect::Cancel(handle));
             }
             if core::mem::take(&mut slot.worker.signal_due) {
-                return Some(Effect::Stopped(handle));
+                return Some(PodTableEffect::Stopped(handle));
             }
             if let Occupancy::Leaving { restart } = slot.occupancy {
                 let uid = core::mem::take(&mut slot.uid);
@@ -328,7 +336,7 @@ impl PodTable {
                 slot.occupancy = Occupancy::Free;
                 slot.generation = slot.generation.wrapping_add(1);
                 self.used -= 1;
-                return Some(Effect::Gone {
+                return Some(PodTableEffect::Gone {
                     handle,
                     uid,
                     restart,
@@ -345,7 +353,12 @@ impl PodTable {
         None
     }
 
-    fn poll_slot(&mut self, index: usize, status: &dyn StatusAge, now: Mono) -> Option<Effect> {
+    fn poll_slot(
+        &mut self,
+        index: usize,
+        status: &dyn StatusAge,
+        now: MonoTime,
+    ) -> Option<PodTableEffect> {
         let slot = &self.slots[index];
         let worker = &slot.worker;
         if !slot.is_used() || !worker.woken || worker.call.is_some() {
@@ -355,46 +368,46 @@ impl PodTable {
         let handle = self.handle_at(index);
 
         // A pod that was terminal at first sight (PW-06) does not queue for its name.
-        if !worker.started && slot.turn != 0 && worker.stage != Stage::Terminated {
+        if !worker.started && slot.turn != 0 && worker.stage != WorkerStage::Terminated {
             if worker.stage.is_requested() && worker.observed_runtime {
                 // An earlier agent started the pod: it is stopped like any other, whichever pod has its name now.
             } else if worker.stage.is_requested() {
                 self.finish(index);
                 let told = core::mem::take(&mut self.slots[index].worker.signal_due);
-                return told.then_some(Effect::Stopped(handle));
+                return told.then_some(PodTableEffect::Stopped(handle));
             } else if !self.may_start(index) {
                 let delay = self.jitter.stretch(RETRY);
                 let worker = &mut self.slots[index].worker;
                 worker.woken = false;
-                worker.timers.set(Timer::Requeue, now + delay);
+                worker.timers.set(SlotTimer::Requeue, now + delay);
                 return None;
             }
         }
 
         if pending.has_spec {
             match status.newer_than(&slot.uid, worker.last_end) {
-                Freshness::Fresh => {}
-                Freshness::Stale => {
+                StatusFreshness::Fresh => {}
+                StatusFreshness::Stale => {
                     let worker = &mut self.slots[index].worker;
                     let asked = core::mem::replace(&mut worker.status_asked, true);
                     let after = worker.last_end;
-                    return (!asked).then_some(Effect::NeedStatus { handle, after });
+                    return (!asked).then_some(PodTableEffect::NeedStatus { handle, after });
                 }
-                Freshness::Failed => {
-                    let delay = self.delay(Ended::Failed(Retry::Error), now);
+                StatusFreshness::Failed => {
+                    let delay = self.delay(CallEnd::Failed(RetryCause::Error), now);
                     let worker = &mut self.slots[index].worker;
                     worker.woken = false;
                     worker.status_asked = false;
-                    worker.timers.set(Timer::Requeue, now + delay);
-                    return Some(Effect::StatusFailed(handle));
+                    worker.timers.set(SlotTimer::Requeue, now + delay);
+                    return Some(PodTableEffect::StatusFailed(handle));
                 }
             }
         }
 
         let worker = &mut self.slots[index].worker;
         let first = !worker.started;
-        let (call, Work { kind, since, .. }) = worker.pick_up()?;
-        Some(Effect::Start(Start {
+        let (call, PodWork { kind, since, .. }) = worker.pick_up()?;
+        Some(PodTableEffect::Start(CallStart {
             handle,
             call,
             kind,
@@ -406,7 +419,7 @@ impl PodTable {
     /// Takes in that a call has ended. Returns false, and does nothing, if the pod is gone or ran no call.
     ///
     /// Source: kubelet `pod_workers.go`, `podWorkerLoop`, `completeWork`.
-    pub fn on_done(&mut self, handle: Handle, outcome: Outcome, now: Mono) -> bool {
+    pub fn on_done(&mut self, handle: PodHandle, outcome: CallOutcome, now: MonoTime) -> bool {
         let Some(index) = self.index_of(handle) else {
             return false;
         };
@@ -418,45 +431,45 @@ impl PodTable {
         worker.cancel_due = false;
         worker.last_end = now;
         let ended = match (outcome, call) {
-            (Outcome::Canceled, _) => Ended::Failed(Retry::Error),
-            (Outcome::Failed(retry), _) => Ended::Failed(retry),
-            (Outcome::Done | Outcome::Terminal, Call::Terminated) => {
+            (CallOutcome::Canceled, _) => CallEnd::Failed(RetryCause::Error),
+            (CallOutcome::Failed(retry), _) => CallEnd::Failed(retry),
+            (CallOutcome::Done | CallOutcome::Terminal, WorkerCall::Terminated) => {
                 self.finish(index);
                 return true;
             }
-            (Outcome::Done | Outcome::Terminal, Call::TerminatingRuntime) => {
+            (CallOutcome::Done | CallOutcome::Terminal, WorkerCall::TerminatingRuntime) => {
                 worker.announce_stop();
                 self.purge(index);
                 return true;
             }
-            (Outcome::Done | Outcome::Terminal, Call::Terminating { .. }) => {
-                worker.stage = Stage::Terminated;
+            (CallOutcome::Done | CallOutcome::Terminal, WorkerCall::Terminating { .. }) => {
+                worker.stage = WorkerStage::Terminated;
                 worker.announce_stop();
                 worker.replay();
-                Ended::Transition
+                CallEnd::Transition
             }
-            (Outcome::Terminal, Call::Sync) => {
-                worker.stage = Stage::Terminating;
+            (CallOutcome::Terminal, WorkerCall::Sync) => {
+                worker.stage = WorkerStage::Terminating;
                 worker.replay();
-                Ended::Transition
+                CallEnd::Transition
             }
-            (Outcome::Done, Call::Sync) => Ended::Well,
+            (CallOutcome::Done, WorkerCall::Sync) => CallEnd::Well,
         };
         let delay = self.delay(ended, now);
         let worker = &mut self.slots[index].worker;
         worker.woken = worker.pending.is_some();
         if worker.woken {
             // The next call follows at once, which is what a delay of zero means as well.
-            worker.timers.clear(Timer::Requeue);
+            worker.timers.clear(SlotTimer::Requeue);
         } else {
-            worker.timers.set(Timer::Requeue, now + delay);
+            worker.timers.set(SlotTimer::Requeue, now + delay);
         }
         true
     }
 
     /// The first instant at which [`PodTable::on_timeout`] has something to do.
     #[must_use]
-    pub fn next_timeout(&self) -> Option<Mono> {
+    pub fn next_timeout(&self) -> Option<MonoTime> {
         self.used_slots()
             .filter_map(|slot| slot.worker.timers.next_timeout())
             .min()
@@ -467,14 +480,14 @@ impl PodTable {
     /// A pod that ends is driven on by its own timer, whether or not a source still has it: were that left to
     /// others, a stop that failed after a forced deletion would never be tried again. A syncing pod that no source
     /// has is left alone; it is an orphan for [`PodTable::sync_known_pods`].
-    pub fn on_timeout(&mut self, is_config: &dyn Fn(&PodUid) -> bool, now: Mono) {
+    pub fn on_timeout(&mut self, is_config: &dyn Fn(&PodUid) -> bool, now: MonoTime) {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             if !slot.is_used() {
                 continue;
             }
             let mut due = false;
-            for timer in Timer::ALL {
+            for timer in SlotTimer::ALL {
                 due |= slot.worker.timers.take_due(timer, now);
             }
             if !due || slot.worker.stage.is_finished() {
@@ -497,7 +510,7 @@ impl PodTable {
     /// - Shape: sorted by UID, at most one row a slot. Rows that were forgotten are missing: an active pod that is
     ///   wanted and missing is to be created.
     /// - Source: kubelet `pod_workers.go`, `SyncKnownPods`, `removeTerminatedWorker`.
-    pub fn sync_known_pods(&mut self, desired: &dyn Fn(&PodUid) -> bool) -> Vec<Known> {
+    pub fn sync_known_pods(&mut self, desired: &dyn Fn(&PodUid) -> bool) -> Vec<KnownPod> {
         self.synced = true;
         let mut known = Vec::new();
         for index in 0..self.slots.len() {
@@ -524,14 +537,14 @@ impl PodTable {
             let worker = &slot.worker;
             let source = worker.active.or(worker.pending);
             let has_config = source.is_some_and(|work| work.has_spec);
-            known.push(Known {
+            known.push(KnownPod {
                 uid: slot.uid.clone(),
                 state: match worker.stage {
-                    Stage::Sync => WorkState::Sync,
-                    Stage::Requested | Stage::Terminating => WorkState::Terminating,
-                    Stage::Terminated | Stage::Finished | Stage::FinishedUnstarted => {
-                        WorkState::Terminated
-                    }
+                    WorkerStage::Sync => WorkState::Sync,
+                    WorkerStage::Requested | WorkerStage::Terminating => WorkState::Terminating,
+                    WorkerStage::Terminated
+                    | WorkerStage::Finished
+                    | WorkerStage::FinishedUnstarted => WorkState::Terminated,
                 },
                 orphan,
                 has_config,
@@ -550,28 +563,28 @@ impl PodTable {
     }
 
     /// Sets or clears the instant at which the pod's active deadline passes.
-    pub fn set_active_deadline(&mut self, handle: Handle, at: Option<Mono>) {
+    pub fn set_active_deadline(&mut self, handle: PodHandle, at: Option<MonoTime>) {
         if let Some(index) = self.index_of(handle) {
             let timers = &mut self.slots[index].worker.timers;
             match at {
-                Some(at) => timers.set(Timer::ActiveDeadline, at),
-                None => timers.clear(Timer::ActiveDeadline),
+                Some(at) => timers.set(SlotTimer::ActiveDeadline, at),
+                None => timers.clear(SlotTimer::ActiveDeadline),
             }
         }
     }
 
     /// The slot of `uid`.
     #[must_use]
-    pub fn handle(&self, uid: &PodUid) -> Option<Handle> {
+    pub fn handle(&self, uid: &PodUid) -> Option<PodHandle> {
         self.find(uid).map(|index| self.handle_at(index))
     }
 
-    /// Identity of the pod in the slot, until [`Effect::Gone`] was fetched.
+    /// Identity of the pod in the slot, until [`PodTableEffect::Gone`] was fetched.
     #[must_use]
-    pub fn identity(&self, handle: Handle) -> Option<Identity<'_>> {
+    pub fn identity(&self, handle: PodHandle) -> Option<PodIdentity<'_>> {
         let slot = self.slots.get(usize::try_from(handle.index).ok()?)?;
         let there = slot.generation == handle.generation;
-        (there && !matches!(slot.occupancy, Occupancy::Free)).then_some(Identity {
+        (there && !matches!(slot.occupancy, Occupancy::Free)).then_some(PodIdentity {
             uid: &slot.uid,
             name: &slot.name,
             namespace: &slot.namespace,
@@ -580,20 +593,20 @@ impl PodTable {
 
     /// Stage of the pod.
     #[must_use]
-    pub fn stage(&self, handle: Handle) -> Option<Stage> {
+    pub fn stage(&self, handle: PodHandle) -> Option<WorkerStage> {
         Some(self.slots[self.index_of(handle)?].worker.stage)
     }
 
     /// Returns true if the pod's running call was told to end early.
     #[must_use]
-    pub fn is_cancelled(&self, handle: Handle) -> bool {
+    pub fn is_cancelled(&self, handle: PodHandle) -> bool {
         self.index_of(handle)
             .is_some_and(|index| self.slots[index].worker.cancelled)
     }
 
     /// Status to put over the computed one in a terminating call.
     #[must_use]
-    pub fn stop_status(&self, handle: Handle) -> Option<&StopStatus> {
+    pub fn stop_status(&self, handle: PodHandle) -> Option<&StopStatus> {
         self.slots[self.index_of(handle)?]
             .worker
             .stop_status
@@ -602,13 +615,13 @@ impl PodTable {
 
     /// Grace in force, in seconds and at least 1, once the pod is to end (PW-10).
     #[must_use]
-    pub fn grace_s(&self, handle: Handle) -> Option<u32> {
+    pub fn grace_s(&self, handle: PodHandle) -> Option<u32> {
         let grace_s = self.slots[self.index_of(handle)?].worker.grace_s;
         (grace_s != 0).then_some(grace_s)
     }
 
     /// Handles of all pods, in slot order.
-    pub fn handles(&self) -> impl Iterator<Item = Handle> + '_ {
+    pub fn handles(&self) -> impl Iterator<Item = PodHandle> + '_ {
         (0..self.slots.len())
             .filter(|index| self.slots[*index].is_used())
             .map(|index| self.handle_at(index))
@@ -672,12 +685,12 @@ impl PodTable {
             .any(|slot| slot.worker.stage.is_requested() && !slot.worker.stage.is_terminated())
     }
 
-    fn ask(&self, uid: &PodUid, unknown: bool, known: impl Fn(&Worker) -> bool) -> bool {
+    fn ask(&self, uid: &PodUid, unknown: bool, known: impl Fn(&PodWorker) -> bool) -> bool {
         self.find(uid)
             .map_or(unknown, |index| known(&self.slots[index].worker))
     }
 
-    fn used_slots(&self) -> impl Iterator<Item = &Slot> {
+    fn used_slots(&self) -> impl Iterator<Item = &PodSlot> {
         self.slots.iter().filter(|slot| slot.is_used())
     }
 
@@ -688,25 +701,25 @@ impl PodTable {
             .position(|slot| slot.hash == hash && slot.is_used() && slot.uid == *uid)
     }
 
-    fn index_of(&self, handle: Handle) -> Option<usize> {
+    fn index_of(&self, handle: PodHandle) -> Option<usize> {
         let index = usize::try_from(handle.index).ok()?;
         let slot = self.slots.get(index)?;
         (slot.is_used() && slot.generation == handle.generation).then_some(index)
     }
 
-    fn handle_at(&self, index: usize) -> Handle {
-        Handle {
+    fn handle_at(&self, index: usize) -> PodHandle {
+        PodHandle {
             index: u32::try_from(index).expect("three 16-bit counts make fewer slots than that"),
             generation: self.slots[index].generation,
         }
     }
 
     /// A free slot. Pods of the apiserver leave those reserved for others alone.
-    fn free_slot(&self, privileged: bool) -> Result<usize, TableFull> {
-        let full = TableFull {
+    fn free_slot(&self, privileged: bool) -> Result<usize, PodTableFull> {
+        let full = PodTableFull {
             slots: self.slots.len(),
         };
-        let served = |slot: &&Slot| {
+        let served = |slot: &&PodSlot| {
             let runtime_only = slot.worker.newest().is_some_and(|work| !work.has_spec);
             slot.worker.is_static || runtime_only
         };
@@ -715,7 +728,7 @@ impl PodTable {
         if !privileged && self.slots.len() - self.used <= kept {
             return Err(full);
         }
-        let free = |slot: &Slot| matches!(slot.occupancy, Occupancy::Free);
+        let free = |slot: &PodSlot| matches!(slot.occupancy, Occupancy::Free);
         self.slots.iter().position(free).ok_or(full)
     }
 
@@ -728,7 +741,7 @@ impl PodTable {
         })
     }
 
-    fn resync_at(&mut self, index: usize, now: Mono) -> Option<Answer> {
+    fn resync_at(&mut self, index: usize, now: MonoTime) -> Option<PodUpdateAnswer> {
         let slot = &mut self.slots[index];
         let work = slot.worker.newest().filter(|work| work.has_spec)?;
         let facts = PodFacts {
@@ -742,34 +755,34 @@ impl PodTable {
             deletion_grace_s: work.deletion_grace_s.map(i64::from),
             spec_grace_s: work.spec_grace_s.map(i64::from),
         };
-        let update = Update::of(UpdateKind::Sync, facts);
+        let update = PodUpdate::of(UpdateKind::Sync, facts);
         let (taken, signal_now) = slot.worker.update(false, update, now);
-        Some(Answer {
+        Some(PodUpdateAnswer {
             handle: self.handle_at(index),
             taken,
             signal_now,
         })
     }
 
-    fn delay(&mut self, ended: Ended, now: Mono) -> Duration {
+    fn delay(&mut self, ended: CallEnd, now: MonoTime) -> Duration {
         requeue_delay(ended, now, self.sync_frequency, &mut self.jitter)
     }
 
     fn finish(&mut self, index: usize) {
         let worker = &mut self.slots[index].worker;
         worker.stage = if worker.stage.termination_started() {
-            Stage::Finished
+            WorkerStage::Finished
         } else {
-            Stage::FinishedUnstarted
+            WorkerStage::FinishedUnstarted
         };
         worker.pending = None;
         worker.woken = false;
-        worker.timers = super::work_queue::Timers::UNSET;
+        worker.timers = super::work_queue::SlotTimers::UNSET;
         worker.announce_stop();
         self.wake_line(index);
     }
 
-    /// Forgets the pod. Its slot is free once [`Effect::Gone`] was fetched.
+    /// Forgets the pod. Its slot is free once [`PodTableEffect::Gone`] was fetched.
     fn purge(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         slot.occupancy = Occupancy::Leaving {

@@ -21,10 +21,10 @@ use alloc::boxed::Box;
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Mono, Pod, PodUid};
+use crate::api::{MonoTime, Pod, PodUid};
 
 use super::pod_kind::is_static;
-use super::work_queue::{Retry, Timers};
+use super::work_queue::{RetryCause, SlotTimers};
 
 /// Grace of a pod that is known only from the runtime, seconds.
 pub const RUNTIME_ONLY_GRACE_S: i64 = 1;
@@ -84,7 +84,7 @@ impl<'a> PodFacts<'a> {
 
 /// Pod that an update is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Subject<'a> {
+pub(super) enum PodUpdateSubject<'a> {
     /// A pod of which the object is known.
     Pod(PodFacts<'a>),
     /// A pod that only the runtime knows.
@@ -95,7 +95,7 @@ pub(super) enum Subject<'a> {
     },
 }
 
-impl<'a> Subject<'a> {
+impl<'a> PodUpdateSubject<'a> {
     /// UID, name and namespace.
     pub(super) const fn identity(&self) -> (&'a PodUid, &'a str, &'a str) {
         match *self {
@@ -135,20 +135,20 @@ pub struct KillOptions {
 
 /// An update for a worker. A pod that only the runtime knows can be killed and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Update<'a> {
+pub struct PodUpdate<'a> {
     pub(super) kind: UpdateKind,
-    pub(super) subject: Subject<'a>,
+    pub(super) subject: PodUpdateSubject<'a>,
     pub(super) kill: Option<KillOptions>,
     pub(super) runtime_idle: Option<bool>,
 }
 
-impl<'a> Update<'a> {
+impl<'a> PodUpdate<'a> {
     /// An update of `kind` with the object's facts and no kill options.
     #[must_use]
     pub const fn of(kind: UpdateKind, facts: PodFacts<'a>) -> Self {
         Self {
             kind,
-            subject: Subject::Pod(facts),
+            subject: PodUpdateSubject::Pod(facts),
             kill: None,
             runtime_idle: None,
         }
@@ -168,7 +168,7 @@ impl<'a> Update<'a> {
     pub const fn runtime_only(uid: &'a PodUid, name: &'a str, namespace: &'a str) -> Self {
         Self {
             kind: UpdateKind::Kill,
-            subject: Subject::Runtime {
+            subject: PodUpdateSubject::Runtime {
                 uid,
                 name,
                 namespace,
@@ -195,7 +195,7 @@ impl<'a> Update<'a> {
 
 /// Stage of a pod's life. A pod only moves downwards in this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub enum WorkerStage {
     /// Containers are started and restarted as the spec asks (or wait for their turn).
     Sync,
     /// Termination is requested, no terminating call was made yet.
@@ -210,7 +210,7 @@ pub enum Stage {
     FinishedUnstarted,
 }
 
-impl Stage {
+impl WorkerStage {
     /// Returns true if termination was requested or is past.
     #[must_use]
     pub const fn is_requested(self) -> bool {
@@ -241,7 +241,7 @@ impl Stage {
 
 /// Operation of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Call {
+pub enum WorkerCall {
     /// SyncPod.
     Sync,
     /// SyncTerminatingPod. Without a grace the runtime layer derives it from the pod.
@@ -257,7 +257,7 @@ pub enum Call {
 
 /// End of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// Without error.
     Done,
     /// SyncPod without error, and the pod's phase is terminal. The same as `Done` for other calls.
@@ -265,12 +265,12 @@ pub enum Outcome {
     /// The call saw the cancellation flag and returned early. Nothing may be concluded from it.
     Canceled,
     /// With an error.
-    Failed(Retry),
+    Failed(RetryCause),
 }
 
 /// Facts that an update leaves behind for a call, a replay or a later kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Work {
+pub(super) struct PodWork {
     pub(super) kind: UpdateKind,
     /// An object of the pod is known; otherwise this is a runtime-only kill.
     pub(super) has_spec: bool,
@@ -279,7 +279,7 @@ pub(super) struct Work {
     /// Grace that the runtime layer is told, seconds; unset in updates that do not end the pod.
     pub(super) kill_grace_s: Option<i32>,
     /// Arrival of the oldest unread update.
-    pub(super) since: Mono,
+    pub(super) since: MonoTime,
 }
 
 /// The grace in force after an update, from the stored one (0 = unset). Seconds, at least 1.
@@ -309,10 +309,10 @@ fn narrow(seconds: Option<i64>) -> Option<i32> {
 
 /// Result of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum PodUpdateResult {
     /// The update waits in the pending slot, or runs at once.
     Queued,
-    /// The UID is on its way out and shall come back: [`super::pod_table::Effect::Gone`] will say so. The new object
+    /// The UID is on its way out and shall come back: [`super::pod_table::PodTableEffect::Gone`] will say so. The new object
     /// must be kept aside until then, for the stop still needs the old one.
     RestartNoted,
     /// The pod needs no update any more.
@@ -321,8 +321,8 @@ pub enum Taken {
 
 /// State of one pod between events.
 #[derive(Clone, Debug)]
-pub(super) struct Worker {
-    pub(super) stage: Stage,
+pub(super) struct PodWorker {
+    pub(super) stage: WorkerStage,
     pub(super) is_static: bool,
     /// A call was made, or could have been.
     pub(super) started: bool,
@@ -344,31 +344,31 @@ pub(super) struct Worker {
     /// The killer is still to be told.
     pub(super) signal_due: bool,
     /// The call that runs now. At most one: this is what keeps calls of a pod apart.
-    pub(super) call: Option<Call>,
+    pub(super) call: Option<WorkerCall>,
     /// Grace in force, seconds; 0 = not set yet. Never grows once set.
     pub(super) grace_s: u32,
-    pub(super) pending: Option<Work>,
-    pub(super) active: Option<Work>,
+    pub(super) pending: Option<PodWork>,
+    pub(super) active: Option<PodWork>,
     /// End of the last call; the next one needs a runtime status newer than that.
-    pub(super) last_end: Mono,
+    pub(super) last_end: MonoTime,
     pub(super) stop_status: Option<Box<StopStatus>>,
-    pub(super) timers: Timers,
+    pub(super) timers: SlotTimers,
 }
 
-impl Worker {
-    pub(super) fn new(update: &Update<'_>) -> Self {
+impl PodWorker {
+    pub(super) fn new(update: &PodUpdate<'_>) -> Self {
         let (is_static, ended) = match &update.subject {
-            Subject::Pod(facts) => (
+            PodUpdateSubject::Pod(facts) => (
                 facts.is_static,
                 facts.phase_terminal && update.runtime_idle == Some(true),
             ),
-            Subject::Runtime { .. } => (false, false),
+            PodUpdateSubject::Runtime { .. } => (false, false),
         };
         Self {
             stage: if ended {
-                Stage::Terminated
+                WorkerStage::Terminated
             } else {
-                Stage::Sync
+                WorkerStage::Sync
             },
             is_static,
             started: false,
@@ -386,9 +386,9 @@ impl Worker {
             grace_s: 0,
             pending: None,
             active: None,
-            last_end: Mono(0),
+            last_end: MonoTime(0),
             stop_status: None,
-            timers: Timers::UNSET,
+            timers: SlotTimers::UNSET,
         }
     }
 
@@ -396,11 +396,11 @@ impl Worker {
     pub(super) fn update(
         &mut self,
         first_time: bool,
-        update: Update<'_>,
-        now: Mono,
-    ) -> (Taken, bool) {
+        update: PodUpdate<'_>,
+        now: MonoTime,
+    ) -> (PodUpdateResult, bool) {
         let wants_signal = update.kill.as_ref().is_some_and(|kill| kill.signal);
-        let mut work = Work {
+        let mut work = PodWork {
             kind: update.kind,
             has_spec: false,
             deletion_grace_s: None,
@@ -411,7 +411,7 @@ impl Worker {
         let mut deletion_requested = false;
         let mut phase_terminal = false;
         let runtime_only = match update.subject {
-            Subject::Pod(facts) => {
+            PodUpdateSubject::Pod(facts) => {
                 work.has_spec = true;
                 work.deletion_grace_s = narrow(facts.deletion_grace_s);
                 work.spec_grace_s = narrow(facts.spec_grace_s);
@@ -420,7 +420,7 @@ impl Worker {
                 self.is_static = facts.is_static;
                 false
             }
-            Subject::Runtime { .. } => {
+            PodUpdateSubject::Runtime { .. } => {
                 self.observed_runtime = true;
                 // Known facts of the pod are better than the runtime's list of containers.
                 let known = [self.pending, self.active].into_iter().flatten();
@@ -435,10 +435,10 @@ impl Worker {
 
         if !first_time && self.stage.is_requested() && update.kind == UpdateKind::Create {
             self.restart_requested = true;
-            return (Taken::RestartNoted, false);
+            return (PodUpdateResult::RestartNoted, false);
         }
         if self.stage.is_finished() {
-            return (Taken::Dropped, wants_signal);
+            return (PodUpdateResult::Dropped, wants_signal);
         }
 
         let kill = update.kill;
@@ -455,19 +455,19 @@ impl Worker {
                 kill_kind
             };
             if why {
-                self.stage = Stage::Requested;
+                self.stage = WorkerStage::Requested;
                 hasten = true;
             }
         }
 
         let signal_now = match self.stage {
-            Stage::Terminated => {
+            WorkerStage::Terminated => {
                 if runtime_only {
-                    return (Taken::Dropped, wants_signal);
+                    return (PodUpdateResult::Dropped, wants_signal);
                 }
                 wants_signal
             }
-            Stage::Requested | Stage::Terminating => {
+            WorkerStage::Requested | WorkerStage::Terminating => {
                 let kill = kill.unwrap_or_default();
                 self.wants_signal |= kill.signal;
                 if kill.status.is_some() {
@@ -484,8 +484,10 @@ impl Worker {
                 work.kill_grace_s = Some(i32::try_from(self.grace_s).unwrap_or(i32::MAX));
                 false
             }
-            Stage::Sync => wants_signal,
-            Stage::Finished | Stage::FinishedUnstarted => unreachable!("answered above"),
+            WorkerStage::Sync => wants_signal,
+            WorkerStage::Finished | WorkerStage::FinishedUnstarted => {
+                unreachable!("answered above")
+            }
         };
 
         if let Some(unread) = self.pending {
@@ -497,7 +499,7 @@ impl Worker {
             self.cancelled = true;
             self.cancel_due = true;
         }
-        (Taken::Queued, signal_now)
+        (PodUpdateResult::Queued, signal_now)
     }
 
     /// Lets the last active update run again, unless a newer one waits.
@@ -509,12 +511,12 @@ impl Worker {
     }
 
     /// The pending facts, or else the active ones.
-    pub(super) fn newest(&self) -> Option<Work> {
+    pub(super) fn newest(&self) -> Option<PodWork> {
         self.pending.or(self.active)
     }
 
     /// Makes the pending update the active one and returns the call to make with it.
-    pub(super) fn pick_up(&mut self) -> Option<(Call, Work)> {
+    pub(super) fn pick_up(&mut self) -> Option<(WorkerCall, PodWork)> {
         let work = self.pending.take()?;
         self.started = true;
         self.status_asked = false;
@@ -527,19 +529,19 @@ impl Worker {
         }
         active.kill_grace_s = kill_grace_s;
         let call = match self.stage {
-            Stage::Sync => Call::Sync,
-            Stage::Requested | Stage::Terminating => {
-                self.stage = Stage::Terminating;
+            WorkerStage::Sync => WorkerCall::Sync,
+            WorkerStage::Requested | WorkerStage::Terminating => {
+                self.stage = WorkerStage::Terminating;
                 if work.has_spec {
-                    Call::Terminating {
+                    WorkerCall::Terminating {
                         grace_s: work.kill_grace_s.and_then(|s| u32::try_from(s).ok()),
                     }
                 } else {
-                    Call::TerminatingRuntime
+                    WorkerCall::TerminatingRuntime
                 }
             }
-            Stage::Terminated => Call::Terminated,
-            Stage::Finished | Stage::FinishedUnstarted => return None,
+            WorkerStage::Terminated => WorkerCall::Terminated,
+            WorkerStage::Finished | WorkerStage::FinishedUnstarted => return None,
         };
         self.call = Some(call);
         Some((call, work))
@@ -548,8 +550,8 @@ impl Worker {
     /// Begins the end of a pod that vanished from its source without a deletion. Cancels nothing.
     pub(super) fn orphan(&mut self) {
         self.deleted = true;
-        if self.stage == Stage::Sync {
-            self.stage = Stage::Requested;
+        if self.stage == WorkerStage::Sync {
+            self.stage = WorkerStage::Requested;
             self.grace_s = match self.active {
                 Some(active) if active.has_spec => effective_grace(
                     self.grace_s,

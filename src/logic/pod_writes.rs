@@ -88,14 +88,14 @@ pub fn writes_much(disk: &str) -> String {
 /// Bytes that each pod wrote in its day, which begins when the pod is first seen. Time is the time since boot alone.
 /// Kept for the next agent of this boot: the kernel's counters go on between two agents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Writers {
+pub struct PodWriters {
     /// Set after the first look: a pod that is new then has written all its bytes since.
     looked: bool,
-    pods: BTreeMap<PodUid, Day>,
+    pods: BTreeMap<PodUid, WriteDay>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Day {
+struct WriteDay {
     /// Start of the day, seconds since boot.
     began: u64,
     /// Bytes that the pod had written by then.
@@ -103,7 +103,7 @@ struct Day {
     told: bool,
 }
 
-impl Writers {
+impl PodWriters {
     /// Takes in what each pod has written since its control group was made, bytes; `up`: seconds since boot.
     ///
     /// - Shape: pods to tell of, sorted, each once in its day; whether there is something new to keep.
@@ -111,7 +111,7 @@ impl Writers {
         let mut pods = BTreeMap::new();
         let mut much = Vec::new();
         for (uid, bytes) in seen {
-            let new = Day {
+            let new = WriteDay {
                 began: up,
                 // Bytes written before the first look may be those of weeks.
                 before: if self.looked { 0 } else { *bytes },
@@ -121,7 +121,7 @@ impl Writers {
             match up.checked_sub(day.began) {
                 Some(age) if age < DAY_SECONDS => {}
                 Some(_) | None => {
-                    day = Day {
+                    day = WriteDay {
                         before: *bytes,
                         ..new
                     }
@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    fn looked(writers: &mut Writers, up: u64, seen: &[(&str, u64)]) -> Vec<String> {
+    fn looked(writers: &mut PodWriters, up: u64, seen: &[(&str, u64)]) -> Vec<String> {
         let seen: Vec<_> = seen
             .iter()
             .map(|(uid, bytes)| (PodUid::new(*uid), *bytes))
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn who_writes_much_is_told_once_a_day() {
         // WEAR-07
-        let mut writers = Writers::default();
+        let mut writers = PodWriters::default();
         let none: [&str; 0] = [];
         // The first agent to look does not know in what time the bytes were written.
         assert_eq!(looked(&mut writers, 10 * HOUR, &[("a", 90 * GIB)]), none);
@@ -228,19 +228,19 @@ mod tests {
     #[test]
     fn the_next_agent_goes_on_where_the_last_one_was() {
         // WEAR-07
-        let mut writers = Writers::default();
+        let mut writers = PodWriters::default();
         looked(&mut writers, 0, &[]);
         let (much, is_new) = writers.look(HOUR, &[(PodUid::new("a"), GIB / 2)]);
         assert_eq!((much.len(), is_new), (0, true));
         let (_, is_new) = writers.look(HOUR + 9, &[(PodUid::new("a"), GIB)]);
         assert!(!is_new, "nothing is written for a figure alone");
         let kept = serde_json::to_string(&writers).expect("JSON");
-        let mut next: Writers = serde_json::from_str(&kept).expect("kept");
+        let mut next: PodWriters = serde_json::from_str(&kept).expect("kept");
         assert_eq!(next, writers);
         // The pod wrote on while no agent ran.
         assert_eq!(looked(&mut next, 2 * HOUR, &[("a", 2 * GIB)]), ["a"]);
         let kept = serde_json::to_string(&next).expect("JSON");
-        let mut third: Writers = serde_json::from_str(&kept).expect("kept");
+        let mut third: PodWriters = serde_json::from_str(&kept).expect("kept");
         assert_eq!(looked(&mut third, 3 * HOUR, &[("a", 4 * GIB)]), [""; 0]);
         // Time since boot does not go back. If it did, a new day would begin and nothing would break.
         assert_eq!(looked(&mut third, 1, &[("a", 9 * GIB)]), [""; 0]);

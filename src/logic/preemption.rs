@@ -10,7 +10,7 @@ use super::{
     pod_worker::StopStatus,
     qos::{CPU, MEMORY, qos_class},
 };
-use crate::api::{Mono, Pod, PodUid, pod_status::QosClass};
+use crate::api::{MonoTime, Pod, PodUid, pod_status::QosClass};
 
 /// Reason of the status and of the event of a pod that makes room.
 pub const PREEMPTING: &str = "Preempting";
@@ -32,23 +32,23 @@ pub fn stop_status() -> StopStatus {
 
 /// Pods that wait for room (ADM-15). One row each; it is removed when the room is there, or after its longest wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Waiting(Vec<Wait>);
+pub struct PodsWaitingForRoom(Vec<RoomWait>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Wait {
+struct RoomWait {
     uid: PodUid,
     victims: Vec<PodUid>,
-    until: Mono,
+    until: MonoTime,
     /// Set once the pod was told that the room is there; it is judged once more.
     granted: bool,
 }
 
-impl Waiting {
+impl PodsWaitingForRoom {
     /// Lets the pod wait for its victims. `grace_s`: the longest grace of the victims, seconds.
-    pub fn begin(&mut self, uid: PodUid, victims: Vec<PodUid>, grace_s: i64, now: Mono) {
+    pub fn begin(&mut self, uid: PodUid, victims: Vec<PodUid>, grace_s: i64, now: MonoTime) {
         let grace = Duration::from_secs(u64::try_from(grace_s).unwrap_or(0));
         self.0.retain(|wait| wait.uid != uid);
-        self.0.push(Wait {
+        self.0.push(RoomWait {
             uid,
             victims,
             until: now + MIN_WAIT.max(grace.saturating_mul(3) / 2),
@@ -70,8 +70,8 @@ impl Waiting {
 
     /// Returns a pod that need not wait any longer: all its victims have stopped, or had time enough. `runs`: a
     /// container of the victim may still run.
-    pub fn poll_ready(&mut self, runs: impl Fn(&PodUid) -> bool, now: Mono) -> Option<PodUid> {
-        let is_ready = |wait: &Wait| wait.until <= now || !wait.victims.iter().any(&runs);
+    pub fn poll_ready(&mut self, runs: impl Fn(&PodUid) -> bool, now: MonoTime) -> Option<PodUid> {
+        let is_ready = |wait: &RoomWait| wait.until <= now || !wait.victims.iter().any(&runs);
         let mut all = self.0.iter_mut();
         let wait = all.find(|wait| !wait.granted && is_ready(wait))?;
         wait.granted = true;
@@ -86,7 +86,7 @@ impl Waiting {
 
     /// End of the shortest wait.
     #[must_use]
-    pub fn next_timeout(&self) -> Option<Mono> {
+    pub fn next_timeout(&self) -> Option<MonoTime> {
         let waits = self.0.iter().filter(|wait| !wait.granted);
         waits.map(|wait| wait.until).min()
     }
@@ -94,7 +94,7 @@ impl Waiting {
 
 /// Rank of a pod among others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rank {
+pub struct PodRank {
     /// QoS class.
     pub class: QosClass,
     /// Static, mirror, or of a system priority.
@@ -103,7 +103,7 @@ pub struct Rank {
     pub priority: Option<i32>,
 }
 
-impl Rank {
+impl PodRank {
     /// Rank of `pod`.
     #[must_use]
     pub fn of(pod: &Pod) -> Self {
@@ -142,10 +142,10 @@ pub struct Shortfall {
 ///
 /// - Errors: all pods that may be killed would not be enough.
 pub fn victims(
-    preemptor: &Rank,
+    preemptor: &PodRank,
     lacking: &[Shortfall],
     active: &[ActivePod],
-) -> Result<Vec<usize>, NotEnough> {
+) -> Result<Vec<usize>, PreemptionError> {
     let of = |class: QosClass| -> Vec<usize> {
         (0..active.len())
             .filter(|&n| active[n].rank.class == class && preemptor.may_preempt(&active[n].rank))
@@ -163,7 +163,7 @@ pub fn victims(
     };
     let never = without(&[best_effort, burstable, guaranteed]);
     if !never.is_empty() {
-        return Err(NotEnough(never));
+        return Err(PreemptionError(never));
     }
     let first = nearest(guaranteed, without(&[best_effort, burstable]), active)?;
     let second = nearest(burstable, without(&[best_effort, &first]), active)?;
@@ -174,7 +174,7 @@ pub fn victims(
 /// Resources that would still be lacking. Source of the words: kubelet `preemption/preemption.go`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no set of running pods found to reclaim resources: [{list}]", list = listed(.0))]
-pub struct NotEnough(Vec<Shortfall>);
+pub struct PreemptionError(Vec<Shortfall>);
 
 fn listed(lacking: &[Shortfall]) -> String {
     let one = |s: &Shortfall| format!("(res: {}, q: {}), ", s.resource, s.amount);
@@ -214,7 +214,7 @@ fn nearest(
     pods: &[usize],
     mut lacking: Vec<Shortfall>,
     active: &[ActivePod],
-) -> Result<Vec<usize>, NotEnough> {
+) -> Result<Vec<usize>, PreemptionError> {
     let mut left = pods.to_vec();
     let mut taken = Vec::new();
     while !lacking.is_empty() {
@@ -228,7 +228,7 @@ fn nearest(
         };
         let best = (0..left.len()).min_by_key(|&at| key(&left[at]));
         let Some(best) = best else {
-            return Err(NotEnough(lacking));
+            return Err(PreemptionError(lacking));
         };
         let pod = left.swap_remove(best);
         lacking = less(&lacking, core::iter::once(&active[pod]));
@@ -262,7 +262,7 @@ mod tests {
     fn pod(class: QosClass, cpu: i64, memory: i64) -> ActivePod {
         ActivePod {
             requests: [(CPU.into(), cpu), (MEMORY.into(), memory)].into(),
-            rank: Rank {
+            rank: PodRank {
                 class,
                 critical: false,
                 priority: Some(0),
@@ -274,9 +274,9 @@ mod tests {
     #[test]
     fn room_is_waited_for() {
         // ADM-15 PRE-03
-        let at = |s: u64| Mono(s * 1000);
+        let at = |s: u64| MonoTime(s * 1000);
         let uid = |name: &str| PodUid::from(name);
-        let mut waiting = Waiting::default();
+        let mut waiting = PodsWaitingForRoom::default();
         waiting.begin(uid("critical"), vec![uid("a"), uid("b")], 30, at(0));
         assert!(waiting.is_waiting(&uid("critical")) && !waiting.is_waiting(&uid("a")));
         assert_eq!(waiting.next_timeout(), Some(at(45)));
@@ -289,7 +289,7 @@ mod tests {
             waiting.take(&uid("critical")),
             Some(vec![uid("a"), uid("b")])
         );
-        assert_eq!(waiting, Waiting::default());
+        assert_eq!(waiting, PodsWaitingForRoom::default());
         waiting.begin(uid("late"), vec![uid("b")], 1, at(0));
         assert_eq!(waiting.poll_ready(runs_b, at(9)), None);
         assert_eq!(waiting.poll_ready(runs_b, at(10)), Some(uid("late")));
@@ -312,7 +312,7 @@ mod tests {
             .collect()
     }
 
-    const STATIC: Rank = Rank {
+    const STATIC: PodRank = PodRank {
         class: Burstable,
         critical: true,
         priority: None,
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn who_may_go() {
         // ADM-14 PRE-01
-        let rank = |critical, priority| Rank {
+        let rank = |critical, priority| PodRank {
             class: Burstable,
             critical,
             priority,

@@ -12,7 +12,7 @@ const ANY_END: char = '*';
 
 /// Reason why a variable does not reach the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WrongVariable {
+pub enum VariableFault {
     /// The dynamic linker would load code from elsewhere because of the variable. No list allows that.
     #[error("it would load code from outside of picolet.process.directories")]
     LoadsCode,
@@ -30,9 +30,9 @@ pub fn judge_variable(
     name: &str,
     set_by_pod: bool,
     listed: &[String],
-) -> Result<(), WrongVariable> {
+) -> Result<(), VariableFault> {
     if loads_code(name) {
-        return Err(WrongVariable::LoadsCode);
+        return Err(VariableFault::LoadsCode);
     }
     let is_meant = |entry: &String| match entry.strip_suffix(ANY_END) {
         Some(begin) => name.starts_with(begin),
@@ -41,7 +41,7 @@ pub fn judge_variable(
     if (!set_by_pod && is_of_service(name)) || listed.iter().any(is_meant) {
         return Ok(());
     }
-    Err(WrongVariable::NotListed)
+    Err(VariableFault::NotListed)
 }
 
 /// Source: ld.so(8).
@@ -142,7 +142,7 @@ mod tests {
         }
         // Start scripts of programs for the JVM make options of it.
         let of_pod = judge_variable("JMX_PORT", true, &listed);
-        assert_eq!(of_pod, Err(WrongVariable::NotListed));
+        assert_eq!(of_pod, Err(VariableFault::NotListed));
         assert_eq!(judge_variable("SENSOR_PORT", true, &listed), Ok(()));
         for name in [
             "GREETINGS",
@@ -157,12 +157,12 @@ mod tests {
             "",
         ] {
             let judged = judge_variable(name, false, &listed);
-            assert_eq!(judged, Err(WrongVariable::NotListed), "{name}");
+            assert_eq!(judged, Err(VariableFault::NotListed), "{name}");
         }
         for name in ["LD_PRELOAD", "LD_PRELOAD_SERVICE_HOST", "GLIBC_TUNABLES"] {
             for listed in [&listed[..], &["*".into()], &[]] {
                 let judged = judge_variable(name, false, listed);
-                assert_eq!(judged, Err(WrongVariable::LoadsCode), "{name}");
+                assert_eq!(judged, Err(VariableFault::LoadsCode), "{name}");
             }
         }
         assert_eq!(judge_variable("PATH", true, &["*".into()]), Ok(()));

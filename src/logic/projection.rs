@@ -2,11 +2,11 @@
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 use crate::api::pod::{DownwardApiVolume, KeyToPath, ProjectedSource, Volume};
 use crate::api::{Pod, PodError, ProjectedFile};
 use crate::downward::{Allocatable, UnsetLimit, metadata_field, resource_field};
-use crate::env::{Objects, not_found};
+use crate::env::{ReferencedObjects, not_found};
 
 /// Longest path component, bytes.
 const MAX_COMPONENT: usize = 255;
@@ -21,12 +21,16 @@ const FILE_BYTES: usize = 1024;
 const TOKEN_MODE: u32 = 0o600;
 
 /// Files of a volume sorted by path, or all reasons why they are not known.
-pub type Files = Result<Vec<ProjectedFile>, PodError>;
+pub type ProjectionResult = Result<Vec<ProjectedFile>, PodError>;
 
 /// Contents of every volume of the pod that is made of objects, by volume name.
 ///
 /// An error never means "empty": a volume that is mounted keeps what it holds.
-pub fn pod_files(pod: &Pod, objects: &dyn Objects, node: Allocatable) -> BTreeMap<String, Files> {
+pub fn pod_files(
+    pod: &Pod,
+    objects: &dyn ReferencedObjects,
+    node: Allocatable,
+) -> BTreeMap<String, ProjectionResult> {
     let volumes = pod.spec.volumes.iter();
     let mut left = MAX_POD_BYTES;
     volumes
@@ -41,10 +45,10 @@ pub fn pod_files(pod: &Pod, objects: &dyn Objects, node: Allocatable) -> BTreeMa
 fn volume_files(
     pod: &Pod,
     volume: &Volume,
-    objects: &dyn Objects,
+    objects: &dyn ReferencedObjects,
     node: Allocatable,
     left: &mut usize,
-) -> Option<Files> {
+) -> Option<ProjectionResult> {
     let mode = [
         volume.config_map.as_ref().map(|v| v.default_mode),
         volume.secret.as_ref().map(|v| v.default_mode),
@@ -56,7 +60,7 @@ fn volume_files(
         Some(Err(error)) => return Some(Err(error)),
         Some(Ok(mode)) => mode,
     };
-    let mut payload = Payload {
+    let mut payload = ProjectionBuilder {
         pod,
         objects,
         node,
@@ -71,9 +75,9 @@ fn volume_files(
     })
 }
 
-struct Payload<'a> {
+struct ProjectionBuilder<'a> {
     pod: &'a Pod,
-    objects: &'a dyn Objects,
+    objects: &'a dyn ReferencedObjects,
     node: Allocatable,
     default_mode: u32,
     /// Files by path: a later source wins.
@@ -81,7 +85,7 @@ struct Payload<'a> {
     left: &'a mut usize,
 }
 
-impl Payload<'_> {
+impl ProjectionBuilder<'_> {
     /// Adds all files; returns what went wrong, one entry for each source.
     fn volume(&mut self, volume: &Volume) -> Vec<PodError> {
         let made = if let Some(v) = &volume.config_map {
@@ -302,7 +306,7 @@ mod tests {
     use crate::api::{ConfigMap, Secret};
 
     struct Fixed(ConfigMap, Secret);
-    impl Objects for Fixed {
+    impl ReferencedObjects for Fixed {
         fn config_map(&self, _: &str, name: &str) -> Result<Option<&ConfigMap>, PodError> {
             match name {
                 "cm" => Ok(Some(&self.0)),

@@ -1,6 +1,6 @@
 //! Rate limit of image pulls (IMG-16). A pull above the rate fails at once, it does not wait.
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 
 /// A pull in thousandths, so that rates below one a second need no fractions.
 const WHOLE: u64 = 1000;
@@ -13,13 +13,13 @@ pub struct PullRate {
     per_second: u32,
     burst: u32,
     tokens: u64,
-    last: Mono,
+    last: MonoTime,
 }
 
 impl PullRate {
     /// Makes a full bucket. `per_second` 0: no limit.
     #[must_use]
-    pub fn new(per_second: u32, burst: u32, now: Mono) -> Self {
+    pub fn new(per_second: u32, burst: u32, now: MonoTime) -> Self {
         Self {
             per_second,
             burst,
@@ -29,7 +29,7 @@ impl PullRate {
     }
 
     /// Returns true if a pull may begin now, and counts it then.
-    pub fn allows(&mut self, now: Mono) -> bool {
+    pub fn allows(&mut self, now: MonoTime) -> bool {
         if self.per_second == 0 {
             return true;
         }
@@ -58,17 +58,17 @@ mod tests {
     fn rate_and_burst() {
         // IMG-16
         let allowed = |rate: &mut PullRate, at_ms, tries: usize| {
-            (0..tries).filter(|_| rate.allows(Mono(at_ms))).count()
+            (0..tries).filter(|_| rate.allows(MonoTime(at_ms))).count()
         };
-        let mut rate = PullRate::new(5, 10, Mono(0));
+        let mut rate = PullRate::new(5, 10, MonoTime(0));
         assert_eq!(allowed(&mut rate, 0, 20), 10, "the burst");
         assert_eq!(allowed(&mut rate, 199, 1), 0);
         assert_eq!(allowed(&mut rate, 200, 2), 1, "one each 200 ms");
         assert_eq!(allowed(&mut rate, 1200, 9), 5);
         assert_eq!(allowed(&mut rate, 3_600_000, 20), 10, "no more are kept");
-        let mut off = PullRate::new(0, 0, Mono(0));
+        let mut off = PullRate::new(0, 0, MonoTime(0));
         assert_eq!(allowed(&mut off, 0, 1000), 1000);
-        let mut closed = PullRate::new(1, 0, Mono(0));
+        let mut closed = PullRate::new(1, 0, MonoTime(0));
         assert_eq!(allowed(&mut closed, 1_000_000, 5), 0);
     }
 }

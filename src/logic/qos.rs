@@ -4,10 +4,10 @@
 
 use alloc::{collections::BTreeMap, string::String};
 
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 use crate::api::{Pod, Quantity, pod::Resources, pod_status::QosClass};
 
-use super::pod_resources::{Amount, amount, names, pod_sum};
+use super::pod_resources::{AmountKind, amount, names, pod_sum};
 
 /// Resource `cpu`.
 pub const CPU: &str = "cpu";
@@ -17,9 +17,9 @@ pub const MEMORY: &str = "memory";
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 
 /// Amounts by resource name: cpu in thousandths, everything else in its own unit (bytes, pieces).
-pub type Amounts = BTreeMap<String, i64>;
+pub type ResourceAmounts = BTreeMap<String, i64>;
 
-pub(super) fn amounts(list: &BTreeMap<String, Quantity>) -> Amounts {
+pub(super) fn amounts(list: &BTreeMap<String, Quantity>) -> ResourceAmounts {
     list.iter()
         .map(|(name, quantity)| (name.clone(), amount(name, quantity)))
         .gather()
@@ -36,13 +36,13 @@ pub fn qos_class(pod: &Pod) -> QosClass {
 /// Class by cpu and memory of regular and init containers, or of the pod-level resources where set (RES-09).
 #[must_use]
 pub fn compute_qos_class(pod: &Pod) -> QosClass {
-    let mut requests = Amounts::new();
-    let mut limits = Amounts::new();
+    let mut requests = ResourceAmounts::new();
+    let mut limits = ResourceAmounts::new();
     let mut guaranteed = true;
-    let positive = |list: Amounts| {
+    let positive = |list: ResourceAmounts| {
         list.into_iter()
             .filter(|(name, n)| *n > 0 && (name == CPU || name == MEMORY))
-            .gather::<Amounts>()
+            .gather::<ResourceAmounts>()
     };
     let mut take = |resources: &Resources| {
         let own_limits = positive(amounts(&resources.limits));
@@ -69,17 +69,17 @@ pub fn compute_qos_class(pod: &Pod) -> QosClass {
 
 /// Requests of the pod for each resource that it names (ADM-07): of its containers, or pod-level ones, plus overhead.
 #[must_use]
-pub fn pod_requests(pod: &Pod) -> Amounts {
+pub fn pod_requests(pod: &Pod) -> ResourceAmounts {
     let overhead = pod.spec.overhead.keys().map(String::as_str);
-    names(pod, Amount::Requests)
+    names(pod, AmountKind::Requests)
         .into_iter()
         .chain(overhead)
-        .filter_map(|name| Some((name.into(), pod_sum(pod, Amount::Requests, name)?)))
+        .filter_map(|name| Some((name.into(), pod_sum(pod, AmountKind::Requests, name)?)))
         .gather()
 }
 
 /// Adds `other` to `sum`.
-pub fn add(sum: &mut Amounts, other: &Amounts) {
+pub fn add(sum: &mut ResourceAmounts, other: &ResourceAmounts) {
     for (name, n) in other {
         match sum.get_mut(name) {
             Some(have) => *have = have.saturating_add(*n),

@@ -19,7 +19,7 @@ pub struct StartFailure {
     pub message: Box<str>,
 }
 
-struct Entry {
+struct StartFailureEntry {
     failure: StartFailure,
     used: Cell<u64>,
 }
@@ -31,7 +31,7 @@ struct Entry {
 /// - Source: kubelet `reason_cache.go`.
 #[derive(Default)]
 pub struct ReasonCache {
-    entries: BTreeMap<PodUid, BTreeMap<Box<str>, Entry>>,
+    entries: BTreeMap<PodUid, BTreeMap<Box<str>, StartFailureEntry>>,
     len: usize,
     clock: Cell<u64>,
 }
@@ -43,7 +43,7 @@ impl ReasonCache {
         if self.len >= CAPACITY {
             self.drop_oldest();
         }
-        let entry = Entry {
+        let entry = StartFailureEntry {
             failure: StartFailure {
                 reason: reason.into(),
                 message: super::text::cut(message, MAX_MESSAGE_BYTES).into(),

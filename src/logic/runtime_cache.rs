@@ -6,56 +6,56 @@
 use alloc::{boxed::Box, collections::BTreeMap, rc::Rc, vec::Vec};
 use core::time::Duration;
 
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::api::{
-    ContainerId, Mono, PodUid, Wall,
+    ContainerId, MonoTime, PodUid, WallTime,
     cri::{ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, SandboxState},
 };
 
 use super::{
     clock_history::ClockHistory,
-    pod_table::{Freshness, StatusAge},
+    pod_table::{StatusAge, StatusFreshness},
 };
 
 /// Longest age of a list of running pods that may be used.
 pub const RUNNING_PODS_TTL: Duration = Duration::from_secs(3);
 
 /// The status of a pod, or why it could not be read.
-pub type Status = Result<Rc<PodRuntimeStatus>, NoStatus>;
+pub type PodStatusResult = Result<Rc<PodRuntimeStatus>, RuntimeStatusError>;
 
 /// Error of the runtime in place of a status, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct NoStatus(pub Rc<str>);
+pub struct RuntimeStatusError(pub Rc<str>);
 
 /// Time of a look at the runtime: the start on both clocks, and the end.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct RuntimeReadTime<'a> {
     /// Start of the listing, on the agent's clock.
-    pub at: Mono,
+    pub at: MonoTime,
     /// Start of the listing, on the wall clock.
-    pub wall: Wall,
+    pub wall: WallTime,
     /// End of all reads, on the agent's clock.
-    pub until: Mono,
+    pub until: MonoTime,
     /// History of the wall clock, by which the runtime's times are corrected and converted.
     pub clock: &'a ClockHistory,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
-    status: Status,
+struct RuntimeCacheEntry {
+    status: PodStatusResult,
     /// Ends of ended instances, as [`RuntimeCache::last_end`] returns them. At most as many as there are in `status`.
-    ends: Vec<(ContainerId, Mono)>,
+    ends: Vec<(ContainerId, MonoTime)>,
     /// Start of the listing that led to `status`.
-    modified: Mono,
+    modified: MonoTime,
 }
 
 /// Last status of each pod. At most as many as the runtime lists.
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeCache {
-    entries: BTreeMap<PodUid, Entry>,
+    entries: BTreeMap<PodUid, RuntimeCacheEntry>,
     /// Start of the last complete relist; 0 before the first.
-    time: Mono,
+    time: MonoTime,
 }
 
 /// Corrects the times of a status.
@@ -64,7 +64,7 @@ fn redate(status: &mut PodRuntimeStatus, clock: &ClockHistory) {
         sandbox.created_at = clock.corrected(sandbox.created_at);
     }
     for container in &mut status.containers {
-        let right = |at: &mut Wall| *at = clock.corrected(*at);
+        let right = |at: &mut WallTime| *at = clock.corrected(*at);
         right(&mut container.created_at);
         container.started_at.iter_mut().for_each(right);
         container.finished_at.iter_mut().for_each(right);
@@ -73,7 +73,7 @@ fn redate(status: &mut PodRuntimeStatus, clock: &ClockHistory) {
 
 impl RuntimeCache {
     /// The newest answer about `uid`. A pod the runtime does not know has an empty status.
-    pub fn get(&self, uid: &PodUid) -> Status {
+    pub fn get(&self, uid: &PodUid) -> PodStatusResult {
         self.entries.get(uid).map_or_else(
             || {
                 Ok(Rc::new(PodRuntimeStatus {
@@ -89,8 +89,8 @@ impl RuntimeCache {
     pub fn set(
         &mut self,
         uid: &PodUid,
-        status: Result<PodRuntimeStatus, NoStatus>,
-        seen: Seen<'_>,
+        status: Result<PodRuntimeStatus, RuntimeStatusError>,
+        seen: RuntimeReadTime<'_>,
     ) {
         let (status, ends) = match status {
             Ok(mut status) => {
@@ -105,7 +105,7 @@ impl RuntimeCache {
                 (Err(why), ends.unwrap_or_default())
             }
         };
-        let entry = Entry {
+        let entry = RuntimeCacheEntry {
             status,
             ends,
             modified: seen.at,
@@ -119,8 +119,8 @@ impl RuntimeCache {
         &self,
         uid: &PodUid,
         status: &PodRuntimeStatus,
-        seen: Seen<'_>,
-    ) -> Vec<(ContainerId, Mono)> {
+        seen: RuntimeReadTime<'_>,
+    ) -> Vec<(ContainerId, MonoTime)> {
         let before = self.entries.get(uid);
         let exited = |c: &&ContainerStatus| c.state == ContainerState::Exited;
         let ended = status.containers.iter().filter(exited).map(|container| {
@@ -136,16 +136,16 @@ impl RuntimeCache {
     /// otherwise; and not after the read, if the instance ended during it.
     fn first_seen(
         &self,
-        before: Option<&Entry>,
+        before: Option<&RuntimeCacheEntry>,
         container: &ContainerStatus,
-        seen: Seen<'_>,
-    ) -> Mono {
+        seen: RuntimeReadTime<'_>,
+    ) -> MonoTime {
         let is_it = |c: &ContainerStatus| c.id == container.id;
         let alive = before.filter(|entry| {
             let status = entry.status.as_ref();
             status.is_ok_and(|status| status.containers.iter().any(is_it))
         });
-        let earliest = alive.map_or(Mono(0), |entry| self.time.max(entry.modified));
+        let earliest = alive.map_or(MonoTime(0), |entry| self.time.max(entry.modified));
         let finished = container.finished_at.unwrap_or(seen.wall);
         let at = seen.clock.moment(finished, seen.at, seen.wall);
         at.min(seen.until).max(earliest.min(seen.at))
@@ -153,7 +153,7 @@ impl RuntimeCache {
 
     /// End of the newest ended instance of `container`, for its back-off. `None`: none has ended.
     #[must_use]
-    pub fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<Mono> {
+    pub fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<MonoTime> {
         let mut instances = status.instances(container);
         let ended = instances.find(|c| c.state == ContainerState::Exited)?;
         let known = self.entries.get(&status.uid).and_then(|entry| {
@@ -190,20 +190,21 @@ impl RuntimeCache {
     }
 
     /// Notes that a complete relist that began at `at` has been taken in.
-    pub fn set_time(&mut self, at: Mono) {
+    pub fn set_time(&mut self, at: MonoTime) {
         self.time = self.time.max(at);
     }
 
     /// Returns true if a relist was taken in.
     #[must_use]
     pub fn was_listed(&self) -> bool {
-        self.time > Mono(0)
+        self.time > MonoTime(0)
     }
 
     /// Returns true if a relist was taken in and nothing of `uid` runs. A pod whose status is an error is not idle.
     #[must_use]
     pub fn is_idle(&self, uid: &PodUid) -> bool {
-        let idle = |status: &Status| status.as_ref().is_ok_and(|status| !status.is_running());
+        let idle =
+            |status: &PodStatusResult| status.as_ref().is_ok_and(|status| !status.is_running());
         self.was_listed()
             && self
                 .entries
@@ -212,19 +213,19 @@ impl RuntimeCache {
     }
 
     /// All pods the runtime knows, sorted by UID.
-    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &Status)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &PodStatusResult)> {
         self.entries.iter().map(|(uid, entry)| (uid, &entry.status))
     }
 }
 
 impl StatusAge for RuntimeCache {
-    fn newer_than(&self, uid: &PodUid, after: Mono) -> Freshness {
+    fn newer_than(&self, uid: &PodUid, after: MonoTime) -> StatusFreshness {
         let entry = self.entries.get(uid);
         let newest = entry.map_or(self.time, |entry| self.time.max(entry.modified));
         match entry {
-            _ if newest <= after => Freshness::Stale,
-            Some(Entry { status: Err(_), .. }) => Freshness::Failed,
-            Some(Entry { status: Ok(_), .. }) | None => Freshness::Fresh,
+            _ if newest <= after => StatusFreshness::Stale,
+            Some(RuntimeCacheEntry { status: Err(_), .. }) => StatusFreshness::Failed,
+            Some(RuntimeCacheEntry { status: Ok(_), .. }) | None => StatusFreshness::Fresh,
         }
     }
 }
@@ -245,12 +246,12 @@ pub struct RunningPod {
 pub struct RunningPods {
     pods: Vec<RunningPod>,
     /// Start of the listing.
-    at: Option<Mono>,
+    at: Option<MonoTime>,
 }
 
 impl RunningPods {
     /// Takes the listing of all pods that began at `at`.
-    pub fn set(&mut self, listed: &[PodItem], at: Mono) {
+    pub fn set(&mut self, listed: &[PodItem], at: MonoTime) {
         let running = listed.iter().filter(|pod| pod.is_running());
         self.pods = running
             .map(|pod| RunningPod {
@@ -271,7 +272,7 @@ impl RunningPods {
 
     /// The list, unless it is too old at `now`.
     #[must_use]
-    pub fn fresh(&self, now: Mono) -> Option<&[RunningPod]> {
+    pub fn fresh(&self, now: MonoTime) -> Option<&[RunningPod]> {
         let young = |at| now - at <= RUNNING_PODS_TTL;
         self.at.is_some_and(young).then_some(&self.pods[..])
     }
@@ -308,7 +309,7 @@ mod tests {
                     namespace: String::new(),
                     attempt: 0,
                     state,
-                    created_at: Wall(0),
+                    created_at: WallTime(0),
                     ips: ips.to_vec(),
                     namespaces: NamespaceOptions::default(),
                     runtime_handler: String::new(),
@@ -322,11 +323,11 @@ mod tests {
     /// Clock history without any observation.
     const CLOCK: &ClockHistory = &ClockHistory::new();
 
-    fn seen(ms: u64) -> Seen<'static> {
-        Seen {
-            at: Mono(ms),
-            wall: Wall(0),
-            until: Mono(ms),
+    fn seen(ms: u64) -> RuntimeReadTime<'static> {
+        RuntimeReadTime {
+            at: MonoTime(ms),
+            wall: WallTime(0),
+            until: MonoTime(ms),
             clock: CLOCK,
         }
     }
@@ -334,11 +335,11 @@ mod tests {
     #[test]
     fn when_an_instance_ended() {
         // BACK-02 BACK-07
-        let wall = |s| Wall::from_secs(1_000_000 + s);
-        let at = |s: u64, wall_s| Seen {
-            at: Mono(s * 1000),
+        let wall = |s| WallTime::from_secs(1_000_000 + s);
+        let at = |s: u64, wall_s| RuntimeReadTime {
+            at: MonoTime(s * 1000),
             wall: wall(wall_s),
-            until: Mono(s * 1000 + 3000),
+            until: MonoTime(s * 1000 + 3000),
             clock: CLOCK,
         };
         let with = |n, end: Option<i64>| {
@@ -389,10 +390,14 @@ mod tests {
             }
             let status = pod(with(0, Some(ended)));
             cache.set(&uid("uid"), Ok(status.clone()), seen);
-            let end = Some(Mono(expected * 1000));
+            let end = Some(MonoTime(expected * 1000));
             assert_eq!(cache.last_end(&status, "a"), end, "{name}");
             // Neither a failed look nor a clock that is set changes the end.
-            cache.set(&uid("uid"), Err(NoStatus("no answer".into())), at(600, 0));
+            cache.set(
+                &uid("uid"),
+                Err(RuntimeStatusError("no answer".into())),
+                at(600, 0),
+            );
             cache.set(&uid("uid"), Ok(status.clone()), at(601, 1_000_000));
             assert_eq!(cache.last_end(&status, "a"), end, "{name}");
             assert_eq!(cache.last_end(&status, "b"), None);
@@ -400,7 +405,7 @@ mod tests {
         let mut cache = RuntimeCache::default();
         let status = running_pod(vec![with(2, None), with(1, Some(30)), with(0, Some(20))]);
         cache.set(&uid("uid"), Ok(status.clone()), at(40, 40));
-        assert_eq!(cache.last_end(&status, "a"), Some(Mono(30_000)));
+        assert_eq!(cache.last_end(&status, "a"), Some(MonoTime(30_000)));
         let first = running_pod(vec![with(0, None)]);
         assert_eq!(cache.last_end(&first, "a"), None, "nothing has ended");
     }
@@ -415,8 +420,11 @@ mod tests {
 
     #[test]
     fn newer_than() {
-        use Freshness::{Failed, Fresh, Stale};
-        let (ok, no) = (|| Ok(status(&[], None)), || Err(NoStatus("x".into())));
+        use StatusFreshness::{Failed, Fresh, Stale};
+        let (ok, no) = (
+            || Ok(status(&[], None)),
+            || Err(RuntimeStatusError("x".into())),
+        );
         // CACHE-02 CACHE-03
         for (name, time, set, after, expected) in [
             ("before the first relist", 0, None, 0, Stale),
@@ -430,20 +438,24 @@ mod tests {
             ("an old error is not", 0, Some((no(), 7)), 7, Stale),
         ] {
             let mut cache = RuntimeCache::default();
-            cache.set_time(Mono(time));
+            cache.set_time(MonoTime(time));
             if let Some((status, at)) = set {
                 cache.set(&uid("a"), status, seen(at));
             }
-            assert_eq!(cache.newer_than(&uid("a"), Mono(after)), expected, "{name}");
+            assert_eq!(
+                cache.newer_than(&uid("a"), MonoTime(after)),
+                expected,
+                "{name}"
+            );
         }
         // A deletion alone makes no status fresh; the time of the relist that saw it does.
         let mut cache = RuntimeCache::default();
-        cache.set_time(Mono(3));
+        cache.set_time(MonoTime(3));
         cache.set(&uid("a"), ok(), seen(5));
         cache.delete(&uid("a"));
-        assert_eq!(cache.newer_than(&uid("a"), Mono(4)), Stale);
-        cache.set_time(Mono(5));
-        assert_eq!(cache.newer_than(&uid("a"), Mono(4)), Fresh);
+        assert_eq!(cache.newer_than(&uid("a"), MonoTime(4)), Stale);
+        cache.set_time(MonoTime(5));
+        assert_eq!(cache.newer_than(&uid("a"), MonoTime(4)), Fresh);
     }
 
     #[test]
@@ -480,12 +492,12 @@ mod tests {
         // PW-06
         let mut cache = RuntimeCache::default();
         assert!(!cache.is_idle(&uid("a")), "not before the first relist");
-        cache.set_time(Mono(1));
+        cache.set_time(MonoTime(1));
         assert!(cache.is_idle(&uid("a")), "an empty entry counts");
         for (status, idle) in [
             (Ok(status(&[], Some(SandboxState::NotReady))), true),
             (Ok(status(&[], Some(SandboxState::Ready))), false),
-            (Err(NoStatus("unreadable".into())), false),
+            (Err(RuntimeStatusError("unreadable".into())), false),
         ] {
             cache.set(&uid("a"), status, seen(1));
             assert_eq!(cache.is_idle(&uid("a")), idle);
@@ -496,13 +508,16 @@ mod tests {
     fn running_pods() {
         // CACHE-04
         let mut running = RunningPods::default();
-        assert_eq!(running.fresh(Mono(0)), None);
+        assert_eq!(running.fresh(MonoTime(0)), None);
         let mut other = status(&[], Some(SandboxState::NotReady));
         other.uid = uid("b");
         let ready = status(&[], Some(SandboxState::Ready));
-        running.set(&[&other, &ready].map(PodItem::from), Mono(10_000));
+        running.set(&[&other, &ready].map(PodItem::from), MonoTime(10_000));
         let uids = |pods: &[RunningPod]| pods.iter().map(|p| p.uid.clone()).collect::<Vec<_>>();
-        assert_eq!(running.fresh(Mono(13_000)).map(uids), Some(vec![uid("a")]));
-        assert_eq!(running.fresh(Mono(13_001)), None, "expired");
+        assert_eq!(
+            running.fresh(MonoTime(13_000)).map(uids),
+            Some(vec![uid("a")])
+        );
+        assert_eq!(running.fresh(MonoTime(13_001)), None, "expired");
     }
 }

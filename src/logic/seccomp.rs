@@ -5,8 +5,8 @@
 
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 
-use crate::api::oci::{Seccomp, SeccompArg, SeccompRule};
-use crate::api::order::Gather;
+use crate::api::oci::{SeccompArg, SeccompFilter, SeccompRule};
+use crate::api::order::GatherExt;
 
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
@@ -129,7 +129,7 @@ const ARM_CALLS: &str =
 /// - `kernel`: (major, minor).
 /// - `capabilities`: the bounding set, `CAP_…`.
 #[must_use]
-pub fn runtime_default(arch: &str, kernel: (u32, u32), capabilities: &[String]) -> Seccomp {
+pub fn runtime_default(arch: &str, kernel: (u32, u32), capabilities: &[String]) -> SeccompFilter {
     let holds = |name: &str| match name {
         "kernel" => kernel >= SAFE_PTRACE,
         name => capabilities.iter().any(|held| held == name),
@@ -168,12 +168,12 @@ pub fn runtime_default(arch: &str, kernel: (u32, u32), capabilities: &[String]) 
             args: Vec::new(),
         });
     }
-    Seccomp {
+    SeccompFilter {
         default_action: "SCMP_ACT_ERRNO".into(),
         default_errno_ret: Some(EPERM),
         architectures: words(architectures.split_whitespace()),
         syscalls,
-        ..Seccomp::default()
+        ..SeccompFilter::default()
     }
 }
 
@@ -200,13 +200,13 @@ mod tests {
     use super::*;
     use crate::capabilities;
 
-    fn profile(arch: &str, kernel: (u32, u32), capabilities: &[&str]) -> Seccomp {
+    fn profile(arch: &str, kernel: (u32, u32), capabilities: &[&str]) -> SeccompFilter {
         let held: Vec<String> = capabilities.iter().map(|&name| name.into()).collect();
         runtime_default(arch, kernel, &held)
     }
 
     /// Returns true if a rule without conditions on arguments allows `name`.
-    fn allows(profile: &Seccomp, name: &str) -> bool {
+    fn allows(profile: &SeccompFilter, name: &str) -> bool {
         profile.syscalls.iter().any(|rule| {
             rule.action == "SCMP_ACT_ALLOW"
                 && rule.args.is_empty()

@@ -3,7 +3,7 @@
 use alloc::{borrow::ToOwned, collections::BTreeSet, string::String};
 
 use crate::api::cri::{
-    Image, LinuxSecurity, NamespaceMode, NamespaceOptions, SandboxUser, SecurityProfile,
+    LinuxSecurity, NamespaceMode, NamespaceOptions, SandboxUser, SecurityProfile, StoredImage,
 };
 use crate::api::pod::{SeLinuxOptions, SeccompProfile, SecurityContext};
 use crate::api::{Container, Pod, PodError};
@@ -61,7 +61,7 @@ pub fn is_privileged(pod: &Pod) -> bool {
 pub fn linux_security(
     pod: &Pod,
     container: &Container,
-    image: &Image,
+    image: &StoredImage,
     settings: &SecuritySettings,
 ) -> Result<LinuxSecurity, PodError> {
     let empty = SecurityContext::default();
@@ -146,7 +146,7 @@ fn verify_non_root(
     pod: &Pod,
     container: &Container,
     run_as_user: Option<i64>,
-    image: &Image,
+    image: &StoredImage,
 ) -> Result<(), PodError> {
     let pod = crate::pod_kind::pod_ref(pod);
     let place = format!("(pod: {pod:?}, container: {})", container.name);
@@ -335,7 +335,7 @@ mod tests {
         }
     }
 
-    fn security(whole: &str, own: &str, image: &Image) -> Result<LinuxSecurity, PodError> {
+    fn security(whole: &str, own: &str, image: &StoredImage) -> Result<LinuxSecurity, PodError> {
         let pod = pod(&format!(
             r#"{{"securityContext":{whole},"containers":[{{"name":"app","securityContext":{own}}}]}}"#
         ));
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn container_over_pod() {
         // SEC-01
-        let image = Image::default();
+        let image = StoredImage::default();
         let whole = r#"{"runAsUser":1,"runAsGroup":2,"seLinuxOptions":{"level":"s0:c1"},
             "seccompProfile":{"type":"RuntimeDefault"},"appArmorProfile":{"type":"RuntimeDefault"}}"#;
         let got = security(whole, "{}", &image).expect("pod only");
@@ -379,12 +379,12 @@ mod tests {
         assert!(!got.no_new_privs);
     }
 
-    fn image(uid: Option<i64>, username: &str) -> Image {
-        Image {
+    fn image(uid: Option<i64>, username: &str) -> StoredImage {
+        StoredImage {
             id: "sha256:1".into(),
             uid,
             username: username.into(),
-            ..Image::default()
+            ..StoredImage::default()
         }
     }
 
@@ -417,7 +417,7 @@ mod tests {
                 Ok((None, "app")),
             ),
             ("nobody", "{}", image(None, ""), Ok((Some(0), ""))),
-            ("no image", "{}", Image::default(), Ok((None, ""))),
+            ("no image", "{}", StoredImage::default(), Ok((None, ""))),
             (
                 "root by field",
                 r#"{"runAsNonRoot":true,"runAsUser":0}"#,
@@ -486,7 +486,7 @@ mod tests {
             ("of a name", image(None, "app"), "app", Ok((7, 3000))),
             (
                 "no image",
-                Image::default(),
+                StoredImage::default(),
                 "",
                 Err("a group to run as is given without a user"),
             ),
@@ -504,7 +504,7 @@ mod tests {
         // SEC-04
         let whole =
             r#"{"fsGroup":9,"supplementalGroups":[3,4],"supplementalGroupsPolicy":"Strict"}"#;
-        let got = security(whole, "{}", &Image::default()).expect("groups");
+        let got = security(whole, "{}", &StoredImage::default()).expect("groups");
         assert_eq!(got.supplemental_groups, [9, 3, 4]);
         assert!(got.strict_supplemental_groups);
     }
@@ -515,7 +515,7 @@ mod tests {
         let localhost = |name: &str| {
             format!(r#"{{"seccompProfile":{{"type":"Localhost","localhostProfile":"{name}"}}}}"#)
         };
-        let image = Image::default();
+        let image = StoredImage::default();
         let got = security("{}", &localhost("a/b.json"), &image).expect("localhost");
         assert_eq!(
             got.seccomp,

@@ -3,7 +3,7 @@
 //! Certificates and tokens are issued and end by that clock. Between two answers it is reckoned by the time since boot,
 //! which goes on while the machine sleeps. So a wall clock that is set meanwhile changes nothing.
 
-use crate::api::{Mono, Wall};
+use crate::api::{MonoTime, WallTime};
 
 /// A clock that is off by so much is wrong, seconds. Less may be an error of measuring.
 const MAX_SKEW_S: u64 = 60;
@@ -20,7 +20,7 @@ pub struct ServerClock {
 impl ServerClock {
     /// Reads the clock from an answer. `theirs`: its date. `now`: time of its arrival.
     #[must_use]
-    pub fn of_answer(theirs: Wall, now: Mono) -> Self {
+    pub fn of_answer(theirs: WallTime, now: MonoTime) -> Self {
         let theirs_ms = theirs.0.div_euclid(NS_PER_MS);
         Self {
             offset_ms: theirs_ms.saturating_sub_unsigned(now.0),
@@ -29,14 +29,14 @@ impl ServerClock {
 
     /// Present time of the server's clock.
     #[must_use]
-    pub const fn time(self, now: Mono) -> Wall {
+    pub const fn time(self, now: MonoTime) -> WallTime {
         let ms = self.offset_ms.saturating_add_unsigned(now.0);
-        Wall(ms.saturating_mul(NS_PER_MS))
+        WallTime(ms.saturating_mul(NS_PER_MS))
     }
 
     /// Seconds by which the wall clock `ours` is ahead of the server's.
     #[must_use]
-    pub const fn ahead_s(self, now: Mono, ours: Wall) -> i64 {
+    pub const fn ahead_s(self, now: MonoTime, ours: WallTime) -> i64 {
         let ahead = ours.0.saturating_sub(self.time(now).0);
         ahead / (NS_PER_MS * MS_PER_S)
     }
@@ -57,17 +57,20 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_changes_nothing() {
         // TIME-03 TIME-04
-        let known = ServerClock::of_answer(Wall::from_secs(NOW_S), Mono(7_000));
+        let known = ServerClock::of_answer(WallTime::from_secs(NOW_S), MonoTime(7_000));
         // A day later; the machine slept for a part of it. Its clock said 1970 at boot, and was set since.
-        let now = Mono(7_000 + 86_400_000);
-        let theirs = Wall::from_secs(NOW_S + 86_400);
+        let now = MonoTime(7_000 + 86_400_000);
+        let theirs = WallTime::from_secs(NOW_S + 86_400);
         assert_eq!(known.time(now), theirs);
         for (ours, ahead_s) in [
-            (Wall::from_secs(86_407), 86_407 - NOW_S - 86_400),
+            (WallTime::from_secs(86_407), 86_407 - NOW_S - 86_400),
             (theirs, 0),
-            (Wall(theirs.0 + 999_999_999), 0),
-            (Wall(theirs.0 - 59_999_999_999), -59),
-            (Wall::from_secs(theirs.secs() + 630_000_000), 630_000_000),
+            (WallTime(theirs.0 + 999_999_999), 0),
+            (WallTime(theirs.0 - 59_999_999_999), -59),
+            (
+                WallTime::from_secs(theirs.secs() + 630_000_000),
+                630_000_000,
+            ),
         ] {
             assert_eq!(known.ahead_s(now, ours), ahead_s, "{ours}");
         }
@@ -75,11 +78,11 @@ mod tests {
 
     #[test]
     fn what_no_clock_says() {
-        for theirs in [Wall(i64::MIN), Wall(i64::MAX)] {
-            for now in [Mono(0), Mono(u64::MAX)] {
+        for theirs in [WallTime(i64::MIN), WallTime(i64::MAX)] {
+            for now in [MonoTime(0), MonoTime(u64::MAX)] {
                 let known = ServerClock::of_answer(theirs, now);
-                let _ = known.time(Mono(u64::MAX));
-                let _ = known.ahead_s(Mono(0), Wall(i64::MIN));
+                let _ = known.time(MonoTime(u64::MAX));
+                let _ = known.ahead_s(MonoTime(0), WallTime(i64::MIN));
             }
         }
     }

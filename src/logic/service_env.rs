@@ -14,7 +14,7 @@ const MASTER: (&str, &str) = ("default", "kubernetes");
 
 /// Parts of a Service that its variables are made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Service {
+pub struct EnvService {
     /// Name.
     pub name: String,
     /// Namespace.
@@ -25,7 +25,7 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
 }
 
-impl From<service::Service> for Service {
+impl From<service::Service> for EnvService {
     fn from(service: service::Service) -> Self {
         let ports = service.spec.ports.into_iter().map(|port| ServicePort {
             name: port.name,
@@ -57,9 +57,9 @@ pub struct ServicePort {
 pub fn service_variables(
     namespace: &str,
     links: bool,
-    services: &[Service],
+    services: &[EnvService],
 ) -> BTreeMap<String, String> {
-    let mut chosen: BTreeMap<&str, &Service> = BTreeMap::new();
+    let mut chosen: BTreeMap<&str, &EnvService> = BTreeMap::new();
     for service in services {
         if service.cluster_ip.is_empty() || service.cluster_ip == "None" {
             continue;
@@ -79,7 +79,7 @@ pub fn service_variables(
     out
 }
 
-fn variables(service: &Service, out: &mut BTreeMap<String, String>) {
+fn variables(service: &EnvService, out: &mut BTreeMap<String, String>) {
     let name = env_name(&service.name);
     let ip = &service.cluster_ip;
     out.insert(format!("{name}_SERVICE_HOST"), ip.clone());
@@ -119,8 +119,8 @@ fn env_name(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn service(namespace: &str, name: &str, ip: &str) -> Service {
-        Service {
+    fn service(namespace: &str, name: &str, ip: &str) -> EnvService {
+        EnvService {
             name: name.into(),
             namespace: namespace.into(),
             cluster_ip: ip.into(),
@@ -138,7 +138,7 @@ mod tests {
             service("prod", "pending", ""),
             service("other", "cache", "10.0.0.3"),
         ];
-        let hosts = |links, services: &[Service]| -> Vec<String> {
+        let hosts = |links, services: &[EnvService]| -> Vec<String> {
             let variables = service_variables("prod", links, services);
             variables
                 .iter()

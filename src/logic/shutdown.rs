@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::{
-    api::{Mono, PodUid, order::Order as _},
+    api::{MonoTime, PodUid, order::OrderExt as _},
     pod_kind::SYSTEM_CRITICAL_PRIORITY,
     pod_worker::StopStatus,
 };
@@ -26,7 +26,7 @@ const DEFAULT_GRACE_S: i64 = 30;
 
 /// Pods from this priority on, up to the next group's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Group {
+pub struct PriorityGroup {
     /// Lowest priority of the group.
     pub priority: i32,
     /// Time for the group, seconds.
@@ -35,16 +35,16 @@ pub struct Group {
 
 /// The groups of `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods`; none if there is no such period.
 #[must_use]
-pub fn groups(grace_s: u32, critical_s: u32) -> Vec<Group> {
+pub fn groups(grace_s: u32, critical_s: u32) -> Vec<PriorityGroup> {
     if grace_s == 0 {
         return Vec::new();
     }
     vec![
-        Group {
+        PriorityGroup {
             priority: 0,
             seconds: grace_s.saturating_sub(critical_s),
         },
-        Group {
+        PriorityGroup {
             priority: SYSTEM_CRITICAL_PRIORITY,
             seconds: critical_s,
         },
@@ -53,13 +53,13 @@ pub fn groups(grace_s: u32, critical_s: u32) -> Vec<Group> {
 
 /// Time for all groups, one after the other.
 #[must_use]
-pub fn whole(groups: &[Group]) -> Duration {
+pub fn whole(groups: &[PriorityGroup]) -> Duration {
     Duration::from_secs(groups.iter().map(|group| u64::from(group.seconds)).sum())
 }
 
 /// A pod that is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct EndingPod {
     /// UID.
     pub uid: PodUid,
     /// Priority.
@@ -70,7 +70,7 @@ pub struct Ending {
 
 /// A pod that is to be killed now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kill {
+pub struct ShutdownKill {
     /// UID.
     pub uid: PodUid,
     /// Grace, seconds.
@@ -78,35 +78,35 @@ pub struct Kill {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-enum State {
+enum ShutdownState {
     #[default]
     Off,
     /// A group ends; `until` `None`: it was not begun.
     Group {
         at: usize,
-        until: Option<Mono>,
+        until: Option<MonoTime>,
     },
     /// Statuses are on their way.
-    Telling(Mono),
+    Telling(MonoTime),
     Over,
 }
 
 /// Shutdown of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shutdown {
+pub struct NodeShutdown {
     /// Sorted by priority, ascending.
-    groups: Vec<Group>,
+    groups: Vec<PriorityGroup>,
     /// Pods that were active at the beginning, each with the index of its group.
-    pods: Vec<(usize, Ending)>,
+    pods: Vec<(usize, EndingPod)>,
     /// Time after the last group for the last statuses to reach the API.
     telling: Duration,
-    state: State,
+    state: ShutdownState,
 }
 
-impl Shutdown {
+impl NodeShutdown {
     /// Makes a shutdown that is not under way. Without `groups` it never is.
     #[must_use]
-    pub fn new(mut groups: Vec<Group>) -> Self {
+    pub fn new(mut groups: Vec<PriorityGroup>) -> Self {
         groups.order_by(|a, b| a.priority.cmp(&b.priority));
         Self {
             groups,
@@ -120,55 +120,55 @@ impl Shutdown {
         !self.groups.is_empty()
     }
 
-    /// Returns true if the node goes down. Stays true until [`Shutdown::cancel`].
+    /// Returns true if the node goes down. Stays true until [`NodeShutdown::cancel`].
     #[must_use]
     pub fn is_under_way(&self) -> bool {
-        self.state != State::Off
+        self.state != ShutdownState::Off
     }
 
     /// Returns true if nothing is left to wait for.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.state == State::Over
+        self.state == ShutdownState::Over
     }
 
     /// Begins the shutdown with these pods. Does nothing if it is under way.
-    pub fn begin(&mut self, pods: Vec<Ending>, telling: Duration) {
+    pub fn begin(&mut self, pods: Vec<EndingPod>, telling: Duration) {
         if self.is_under_way() {
             return;
         }
-        let place = |pod: &Ending| {
+        let place = |pod: &EndingPod| {
             let place = self.groups.iter().rposition(|g| g.priority <= pod.priority);
             place.unwrap_or(0)
         };
         self.pods = pods.into_iter().map(|pod| (place(&pod), pod)).collect();
         self.telling = telling;
-        self.state = State::Group { at: 0, until: None };
+        self.state = ShutdownState::Group { at: 0, until: None };
     }
 
     /// Calls the shutdown off. Pods that were told to end do so. Returns true if it was under way.
     pub fn cancel(&mut self) -> bool {
         let was = self.is_under_way();
         self.pods.clear();
-        self.state = State::Off;
+        self.state = ShutdownState::Off;
         was
     }
 
     /// Moves on, after time has passed or pods have changed; returns the pods to kill now. `is_gone`: the pod has
     /// stopped and its volumes are unmounted.
-    pub fn step(&mut self, is_gone: impl Fn(&PodUid) -> bool, now: Mono) -> Vec<Kill> {
+    pub fn step(&mut self, is_gone: impl Fn(&PodUid) -> bool, now: MonoTime) -> Vec<ShutdownKill> {
         loop {
             let (at, until) = match self.state {
-                State::Off | State::Over => return Vec::new(),
-                State::Telling(until) if now < until => return Vec::new(),
-                State::Telling(_) => {
-                    self.state = State::Over;
+                ShutdownState::Off | ShutdownState::Over => return Vec::new(),
+                ShutdownState::Telling(until) if now < until => return Vec::new(),
+                ShutdownState::Telling(_) => {
+                    self.state = ShutdownState::Over;
                     return Vec::new();
                 }
-                State::Group { at, until } => (at, until),
+                ShutdownState::Group { at, until } => (at, until),
             };
             let Some(group) = self.groups.get(at).copied() else {
-                self.state = State::Telling(now + self.telling);
+                self.state = ShutdownState::Telling(now + self.telling);
                 continue;
             };
             let own = self.pods.iter().filter(|(place, _)| *place == at);
@@ -177,7 +177,7 @@ impl Shutdown {
                 Some(until) if now < until && left.next().is_some() => return Vec::new(),
                 None if left.next().is_some() => {}
                 Some(_) | None => {
-                    self.state = State::Group {
+                    self.state = ShutdownState::Group {
                         at: at + 1,
                         until: None,
                     };
@@ -185,8 +185,8 @@ impl Shutdown {
                 }
             }
             let until = Some(now + Duration::from_secs(group.seconds.into()));
-            self.state = State::Group { at, until };
-            let kill = |(_, pod): &(usize, Ending)| Kill {
+            self.state = ShutdownState::Group { at, until };
+            let kill = |(_, pod): &(usize, EndingPod)| ShutdownKill {
                 uid: pod.uid.clone(),
                 grace_s: pod
                     .grace_s
@@ -201,13 +201,13 @@ impl Shutdown {
         }
     }
 
-    /// Time at which [`Shutdown::step`] has work to do.
+    /// Time at which [`NodeShutdown::step`] has work to do.
     #[must_use]
-    pub const fn next_timeout(&self) -> Option<Mono> {
+    pub const fn next_timeout(&self) -> Option<MonoTime> {
         match self.state {
-            State::Off | State::Over => None,
-            State::Group { until, .. } => until,
-            State::Telling(until) => Some(until),
+            ShutdownState::Off | ShutdownState::Over => None,
+            ShutdownState::Group { until, .. } => until,
+            ShutdownState::Telling(until) => Some(until),
         }
     }
 }
@@ -228,29 +228,33 @@ mod tests {
 
     use super::*;
 
-    fn pod(uid: &str, priority: i32, grace_s: Option<i64>) -> Ending {
-        Ending {
+    fn pod(uid: &str, priority: i32, grace_s: Option<i64>) -> EndingPod {
+        EndingPod {
             uid: uid.into(),
             priority,
             grace_s,
         }
     }
 
-    const fn group(priority: i32, seconds: u32) -> Group {
-        Group { priority, seconds }
+    const fn group(priority: i32, seconds: u32) -> PriorityGroup {
+        PriorityGroup { priority, seconds }
     }
 
-    const fn at(s: u64) -> Mono {
-        Mono(s * 1000)
+    const fn at(s: u64) -> MonoTime {
+        MonoTime(s * 1000)
     }
 
     /// Second, and the pods that are killed then, each with its grace.
     type Killed = (u64, Vec<(&'static str, i64)>);
 
     /// Returns the pods that are killed at each second, and the second at which it is over.
-    fn run(groups: Vec<Group>, pods: &[Ending], ends: &[(&str, u64)]) -> (Vec<Killed>, u64) {
+    fn run(
+        groups: Vec<PriorityGroup>,
+        pods: &[EndingPod],
+        ends: &[(&str, u64)],
+    ) -> (Vec<Killed>, u64) {
         const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
-        let mut shutdown = Shutdown::new(groups);
+        let mut shutdown = NodeShutdown::new(groups);
         shutdown.begin(pods.to_vec(), Duration::from_secs(2));
         let mut log = Vec::new();
         for s in 0..1000 {
@@ -261,7 +265,7 @@ mod tests {
                 .collect();
             let kills = shutdown.step(|uid| gone.contains(uid.as_str()), at(s));
             if !kills.is_empty() {
-                let name = |k: &Kill| {
+                let name = |k: &ShutdownKill| {
                     *NAMES
                         .iter()
                         .find(|n| **n == k.uid.as_str())
@@ -288,7 +292,9 @@ mod tests {
             groups(30, 10),
             [group(0, 20), group(SYSTEM_CRITICAL_PRIORITY, 10)]
         );
-        assert!(!Shutdown::new(groups(0, 0)).is_on() && Shutdown::new(groups(1, 0)).is_on());
+        assert!(
+            !NodeShutdown::new(groups(0, 0)).is_on() && NodeShutdown::new(groups(1, 0)).is_on()
+        );
         let pods = [
             pod("a", SYSTEM_CRITICAL_PRIORITY, None),
             pod("b", -5, Some(3)),
@@ -330,7 +336,7 @@ mod tests {
 
     #[test]
     fn it_is_begun_once() {
-        let mut shutdown = Shutdown::new(groups(10, 0));
+        let mut shutdown = NodeShutdown::new(groups(10, 0));
         assert!(!shutdown.is_under_way());
         assert_eq!(shutdown.step(|_| false, at(0)), []);
         shutdown.begin(vec![pod("a", 0, None)], Duration::ZERO);
@@ -345,7 +351,7 @@ mod tests {
     #[test]
     fn it_can_be_called_off() {
         // SHUT-06
-        let mut shutdown = Shutdown::new(groups(10, 0));
+        let mut shutdown = NodeShutdown::new(groups(10, 0));
         assert!(!shutdown.cancel());
         shutdown.begin(vec![pod("a", 0, None)], Duration::ZERO);
         assert_eq!(shutdown.step(|_| false, at(1)).len(), 1);

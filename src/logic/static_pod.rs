@@ -5,12 +5,12 @@ use alloc::boxed::Box;
 
 use serde_json::{Value, json};
 
-use super::digest::Fnv;
+use super::digest::FnvHasher;
 use super::mux::annotate;
 use super::{defaults, validation};
 use crate::api::pod::{CONFIG_HASH, Toleration};
-use crate::api::pod_status::Phase;
-use crate::api::received::{Invalid, ReceivedPod};
+use crate::api::pod_status::PodPhase;
+use crate::api::received::{InvalidObject, ReceivedPod};
 use crate::api::strict::WrongValue;
 use crate::api::{Pod, PodUid, strict};
 
@@ -24,25 +24,33 @@ const MAX_NAME_BYTES: usize = 253;
 /// - `raw`: the whole object, without `null` fields. `node`: the node's name, lower case. `file`: the manifest's path.
 /// - Errors: every wrong field with its path; nothing of the pod may run then.
 /// - Source: kubelet `config/file.go` (`extractFromFile`), `config/common.go` (`applyDefaults`).
-pub fn prepare(raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, Invalid> {
-    prepare_from(raw, node, Place::File(file))
+pub fn prepare(raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, InvalidObject> {
+    prepare_from(raw, node, ManifestOrigin::File(file))
 }
 
 /// Turns a manifest from a URL into a pod of this node, as [`prepare`] does for a file.
 ///
 /// - Source: kubelet `config/http.go` (`extractFromURL`).
-pub fn prepare_from_url(raw: Value, node: &str, url: &str) -> Result<Box<ReceivedPod>, Invalid> {
-    prepare_from(raw, node, Place::Url(url))
+pub fn prepare_from_url(
+    raw: Value,
+    node: &str,
+    url: &str,
+) -> Result<Box<ReceivedPod>, InvalidObject> {
+    prepare_from(raw, node, ManifestOrigin::Url(url))
 }
 
 /// Place that a manifest was read from.
 #[derive(Clone, Copy, Debug)]
-enum Place<'a> {
+enum ManifestOrigin<'a> {
     File(&'a str),
     Url(&'a str),
 }
 
-fn prepare_from(mut raw: Value, node: &str, place: Place<'_>) -> Result<Box<ReceivedPod>, Invalid> {
+fn prepare_from(
+    mut raw: Value,
+    node: &str,
+    place: ManifestOrigin<'_>,
+) -> Result<Box<ReceivedPod>, InvalidObject> {
     defaults::octal_modes(&mut raw);
     let pod = decode(&raw)?;
     if pod.metadata.name.is_empty() {
@@ -59,9 +67,9 @@ fn prepare_from(mut raw: Value, node: &str, place: Place<'_>) -> Result<Box<Rece
         pod,
         raw,
         origin: match place {
-            Place::File(file) => file.into(),
+            ManifestOrigin::File(file) => file.into(),
             // A query may contain a secret.
-            Place::Url(url) => url.split('?').next().unwrap_or("").into(),
+            ManifestOrigin::Url(url) => url.split('?').next().unwrap_or("").into(),
         },
     });
     adopt(&mut received, uid, node, place);
@@ -74,7 +82,7 @@ fn prepare_from(mut raw: Value, node: &str, place: Place<'_>) -> Result<Box<Rece
     let name = &received.pod.metadata.name;
     // A longer name is one of the errors.
     let name = &name[..name.floor_char_boundary(MAX_NAME_BYTES)];
-    Err(Invalid::Values("Pod", name.into(), errors))
+    Err(InvalidObject::Values("Pod", name.into(), errors))
 }
 
 /// Decodes and defaults a pod from its raw form, as it is kept in a pod record.
@@ -88,17 +96,17 @@ pub fn decode(raw: &Value) -> Result<Pod, WrongValue> {
 }
 
 /// 32 hexadecimal digits that change with the content and the place, of a file also with the node (SRC-25).
-fn uid(raw: &Value, node: &str, place: Place<'_>) -> PodUid {
-    let mut fnv = Fnv::default();
+fn uid(raw: &Value, node: &str, place: ManifestOrigin<'_>) -> PodUid {
+    let mut fnv = FnvHasher::default();
     fnv.value(raw);
     match place {
-        Place::File(file) => {
+        ManifestOrigin::File(file) => {
             fnv.text("host:");
             fnv.text(node);
             fnv.text("file:");
             fnv.text(file);
         }
-        Place::Url(url) => {
+        ManifestOrigin::Url(url) => {
             fnv.text("url:");
             fnv.text(url);
         }
@@ -123,7 +131,7 @@ pub(super) fn is_plain_uid(uid: &str) -> bool {
 }
 
 /// Gives the pod its identity on this node, in both forms (SRC-26, SRC-27).
-fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str, place: Place<'_>) {
+fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str, place: ManifestOrigin<'_>) {
     let tolerate_all = Toleration {
         operator: "Exists".into(),
         effect: "NoExecute".into(),
@@ -146,9 +154,9 @@ fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str, place: Place<'_>) 
         }
     }
     raw["spec"]["nodeName"] = json!(node);
-    pod.status.phase = Phase::Pending;
+    pod.status.phase = PodPhase::Pending;
     raw["status"]["phase"] = json!("Pending");
-    if matches!(place, Place::File(_)) {
+    if matches!(place, ManifestOrigin::File(_)) {
         if !raw["spec"]["tolerations"].is_array() {
             raw["spec"]["tolerations"] = json!([]);
         }
@@ -188,7 +196,7 @@ mod tests {
             ("web-board", "default")
         );
         assert_eq!(pod.spec.node_name, "board");
-        assert_eq!(pod.status.phase, Phase::Pending);
+        assert_eq!(pod.status.phase, PodPhase::Pending);
         assert_eq!(metadata.annotations[CONFIG_HASH], *metadata.uid);
         let [toleration] = &*pod.spec.tolerations else {
             panic!("{:?}", pod.spec.tolerations)
@@ -209,7 +217,7 @@ mod tests {
         assert_eq!(other.metadata.name, "web-board");
         assert_eq!(other.spec.node_name, "board");
         // The name of a node is lower case by now (CONF-16).
-        assert_eq!(other.status.phase, Phase::Pending);
+        assert_eq!(other.status.phase, PodPhase::Pending);
         let notes = &other.metadata.annotations;
         assert_eq!(
             (&*notes[CONFIG_HASH], &*notes["note"]),

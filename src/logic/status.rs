@@ -10,17 +10,17 @@ use alloc::{
 use core::{net::IpAddr, time::Duration};
 
 use crate::api::{
-    Mono, Pod, Wall,
+    MonoTime, Pod, WallTime,
     cri::{PodRuntimeStatus, SandboxState, SandboxStatus},
-    pod_status::{ContainerState, ContainerStatus, IpEntry, Phase, PodStatus},
+    pod_status::{ContainerState, ContainerStatus, IpEntry, PodPhase, PodStatus},
 };
 
 use super::{
     actions::latest_sandbox,
     conditions,
-    container_status::{Kind, RESTARTING_ALL, container_statuses},
+    container_status::{ContainerListKind, RESTARTING_ALL, container_statuses},
     pod_kind::is_static,
-    probe::Probes,
+    probe::ProbeResults,
     qos::qos_class,
     reason_cache::ReasonCache,
     restart::{failed_init_restarts, init_lacked_memory, restarts_after_exit},
@@ -49,7 +49,7 @@ pub struct StatusInput<'a> {
     /// Last start failures.
     pub reasons: &'a ReasonCache,
     /// Probe results.
-    pub probes: &'a dyn Probes,
+    pub probes: &'a dyn ProbeResults,
     /// Addresses of the node, primary first.
     pub host_ips: &'a [IpAddr],
     /// Prefix of container ids (`picolet`).
@@ -57,9 +57,9 @@ pub struct StatusInput<'a> {
     /// Set if the runtime can mount read-only recursively.
     pub recursive_read_only: bool,
     /// Wall-clock time.
-    pub now: Wall,
+    pub now: WallTime,
     /// Converts a wall-clock time into the time since boot.
-    pub moment: &'a dyn Fn(Wall) -> Mono,
+    pub moment: &'a dyn Fn(WallTime) -> MonoTime,
 }
 
 impl<'a> StatusInput<'a> {
@@ -91,9 +91,9 @@ pub fn generate_pod_status(input: &StatusInput<'_>) -> PodStatus {
     let pod = input.pod;
     let previous = input.previous();
     let mut status = PodStatus {
-        init_container_statuses: container_statuses(input, Kind::Init),
-        container_statuses: container_statuses(input, Kind::Regular),
-        ephemeral_container_statuses: container_statuses(input, Kind::Ephemeral),
+        init_container_statuses: container_statuses(input, ContainerListKind::Init),
+        container_statuses: container_statuses(input, ContainerListKind::Regular),
+        ephemeral_container_statuses: container_statuses(input, ContainerListKind::Ephemeral),
         qos_class: Some(qos_class(pod)),
         start_time: previous.start_time,
         ..PodStatus::default()
@@ -107,39 +107,39 @@ pub fn generate_pod_status(input: &StatusInput<'_>) -> PodStatus {
 }
 
 /// Phase by the container statuses alone (STAT-01..STAT-10).
-fn phase(input: &StatusInput<'_>, status: &PodStatus) -> Phase {
+fn phase(input: &StatusInput<'_>, status: &PodStatus) -> PodPhase {
     let spec = &input.pod.spec;
     let find =
         |statuses: &'_ [ContainerStatus], name: &str| statuses.iter().position(|s| s.name == name);
     let (mut pending_init, mut pending_sidecar) = (false, false);
-    let mut count = Counts::default();
+    let mut count = ContainerCounts::default();
     for container in &spec.init_containers {
         let found = find(&status.init_container_statuses, &container.name)
             .map(|at| &status.init_container_statuses[at]);
-        let view = found.map_or(View::None, |s| view(&s.state, &s.last_state));
+        let view = found.map_or(PhaseView::None, |s| view(&s.state, &s.last_state));
         if container.is_sidecar() {
             match view {
-                View::Running => {
+                PhaseView::Running => {
                     count.running += 1;
                     pending_sidecar |= found.is_none_or(|s| s.started != Some(true));
                 }
-                View::Waiting => {
+                PhaseView::Waiting => {
                     count.waiting += 1;
                     pending_sidecar = true;
                 }
-                View::None => count.unknown += 1,
-                View::Succeeded | View::Stopped(_) => {}
+                PhaseView::None => count.unknown += 1,
+                PhaseView::Succeeded | PhaseView::Stopped(_) => {}
             }
         } else {
             match view {
-                View::Stopped(code)
+                PhaseView::Stopped(code)
                     if code != 0 && !restarts_after_exit(input.pod, container, code) =>
                 {
-                    return Phase::Failed;
+                    return PodPhase::Failed;
                 }
-                View::Running | View::Waiting | View::None => pending_init = true,
+                PhaseView::Running | PhaseView::Waiting | PhaseView::None => pending_init = true,
                 // A kubelet kills the pod as well, but shows it as Pending for ever.
-                View::Succeeded
+                PhaseView::Succeeded
                     if input
                         .runtime
                         .newest(&container.name)
@@ -148,9 +148,9 @@ fn phase(input: &StatusInput<'_>, status: &PodStatus) -> Phase {
                         })
                         && !failed_init_restarts(input.pod, container, 0) =>
                 {
-                    return Phase::Failed;
+                    return PodPhase::Failed;
                 }
-                View::Succeeded | View::Stopped(_) => {}
+                PhaseView::Succeeded | PhaseView::Stopped(_) => {}
             }
         }
     }
@@ -158,16 +158,16 @@ fn phase(input: &StatusInput<'_>, status: &PodStatus) -> Phase {
     for container in &spec.containers {
         let found = find(&status.container_statuses, &container.name)
             .map(|at| &status.container_statuses[at]);
-        match found.map_or(View::None, |s| view(&s.state, &s.last_state)) {
-            View::Running => count.running += 1,
-            View::Waiting => count.waiting += 1,
-            View::None => count.unknown += 1,
-            View::Succeeded => {
+        match found.map_or(PhaseView::None, |s| view(&s.state, &s.last_state)) {
+            PhaseView::Running => count.running += 1,
+            PhaseView::Waiting => count.waiting += 1,
+            PhaseView::None => count.unknown += 1,
+            PhaseView::Succeeded => {
                 count.stopped += 1;
                 count.succeeded += 1;
                 may_restart |= restarts_after_exit(input.pod, container, 0);
             }
-            View::Stopped(code) => {
+            PhaseView::Stopped(code) => {
                 count.stopped += 1;
                 may_restart |= restarts_after_exit(input.pod, container, code);
             }
@@ -175,29 +175,29 @@ fn phase(input: &StatusInput<'_>, status: &PodStatus) -> Phase {
     }
     let begun = || regular_in_ready_sandbox(input.pod, input.runtime);
     if pending_init || (pending_sidecar && !begun()) || count.waiting > 0 {
-        return Phase::Pending;
+        return PodPhase::Pending;
     }
     if count.unknown > 0 {
-        return Phase::Pending;
+        return PodPhase::Pending;
     }
     if count.running > 0 {
-        return Phase::Running;
+        return PodPhase::Running;
     }
     if count.stopped == 0 {
-        return Phase::Pending;
+        return PodPhase::Pending;
     }
     if may_restart && (!input.finished || is_static(input.pod)) {
-        return Phase::Running;
+        return PodPhase::Running;
     }
     if count.stopped == count.succeeded {
-        Phase::Succeeded
+        PodPhase::Succeeded
     } else {
-        Phase::Failed
+        PodPhase::Failed
     }
 }
 
 #[derive(Default)]
-struct Counts {
+struct ContainerCounts {
     unknown: u32,
     running: u32,
     waiting: u32,
@@ -206,7 +206,7 @@ struct Counts {
 }
 
 /// A status as the phase sees it.
-enum View {
+enum PhaseView {
     /// No status, or one without any state.
     None,
     Running,
@@ -218,22 +218,22 @@ enum View {
     Stopped(i32),
 }
 
-fn view(state: &ContainerState, last: &ContainerState) -> View {
+fn view(state: &ContainerState, last: &ContainerState) -> PhaseView {
     if state.running.is_some() {
-        View::Running
+        PhaseView::Running
     } else if let Some(t) = &state.terminated {
         if t.exit_code == 0 {
-            View::Succeeded
+            PhaseView::Succeeded
         } else {
-            View::Stopped(t.exit_code)
+            PhaseView::Stopped(t.exit_code)
         }
     } else if state.waiting.is_some() {
         // A container that was removed so that its pod starts over counts as never run, whatever its policy (ACT-72).
         let ended = last.terminated.as_ref();
         let ended = ended.filter(|t| t.reason != RESTARTING_ALL);
-        ended.map_or(View::Waiting, |t| View::Stopped(t.exit_code))
+        ended.map_or(PhaseView::Waiting, |t| PhaseView::Stopped(t.exit_code))
     } else {
-        View::None
+        PhaseView::None
     }
 }
 
@@ -283,7 +283,7 @@ fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
     if let Some(failure) = input.failure
         && !previous.phase.is_terminal()
     {
-        status.phase = Phase::Failed;
+        status.phase = PodPhase::Failed;
         status.reason.clone_from(&failure.reason);
         status.message.clone_from(&failure.message);
     }
@@ -377,9 +377,9 @@ fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
 
 /// The status of a pod refused at admission: nothing of it will ever start (LOOP-10, STAT-14, ADM-03).
 #[must_use]
-pub fn rejected_status(pod: &Pod, reason: &str, message: &str, now: Wall) -> PodStatus {
+pub fn rejected_status(pod: &Pod, reason: &str, message: &str, now: WallTime) -> PodStatus {
     let mut status = PodStatus {
-        phase: Phase::Failed,
+        phase: PodPhase::Failed,
         reason: reason.into(),
         message: format!("Pod was rejected: {message}"),
         qos_class: Some(qos_class(pod)),

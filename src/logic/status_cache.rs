@@ -3,15 +3,15 @@
 
 use alloc::boxed::Box;
 
-use crate::api::{Pod, Wall, pod_status::PodStatus};
+use crate::api::{Pod, WallTime, pod_status::PodStatus};
 
 use super::{
     clock_history::ClockHistory,
-    status_update::{Update, finish, finished_status, judge, keep_ends, redate},
+    status_update::{StatusVerdict, finish, finished_status, judge, keep_ends, redate},
 };
 
 #[derive(Clone, Debug)]
-struct Stored {
+struct CachedStatus {
     status: PodStatus,
     version: u64,
     finished: bool,
@@ -24,7 +24,7 @@ struct Stored {
 /// - The cache lives in memory only; after an agent restart the API's status, or the manifest's, is the base again
 ///   (SYNC-35).
 #[derive(Clone, Debug, Default)]
-pub struct StatusCache(Option<Box<Stored>>);
+pub struct StatusCache(Option<Box<CachedStatus>>);
 
 impl StatusCache {
     /// The stored status.
@@ -46,13 +46,13 @@ impl StatusCache {
     }
 
     /// Stores `new` if it says something new and is legal; the answer says which.
-    pub fn set(&mut self, pod: &Pod, new: PodStatus, now: Wall) -> Update {
+    pub fn set(&mut self, pod: &Pod, new: PodStatus, now: WallTime) -> StatusVerdict {
         self.store(pod, new, false, now)
     }
 
     /// Marks the end of the pod's termination and stores its last status (SM-10, DEL-03). Always a change the first
     /// time.
-    pub fn finish(&mut self, pod: &Pod, now: Wall) -> Update {
+    pub fn finish(&mut self, pod: &Pod, now: WallTime) -> StatusVerdict {
         let first = !self.is_finished();
         let last = finished_status(pod, self.get().unwrap_or(&pod.status), now);
         let update = self.store(pod, last, first, now);
@@ -70,21 +70,27 @@ impl StatusCache {
         }
     }
 
-    fn store(&mut self, pod: &Pod, mut new: PodStatus, force: bool, now: Wall) -> Update {
+    fn store(
+        &mut self,
+        pod: &Pod,
+        mut new: PodStatus,
+        force: bool,
+        now: WallTime,
+    ) -> StatusVerdict {
         let cached = self.get();
         if new.phase.is_terminal() {
             keep_ends(pod, cached.unwrap_or(&pod.status), &mut new);
         }
         finish(pod, &mut new, cached.unwrap_or(&pod.status), now);
         let update = judge(pod, cached, &new, force);
-        if update == Update::Changed {
+        if update == StatusVerdict::Changed {
             match &mut self.0 {
                 Some(stored) => {
                     stored.status = new;
                     stored.version += 1;
                 }
                 None => {
-                    self.0 = Some(Box::new(Stored {
+                    self.0 = Some(Box::new(CachedStatus {
                         status: new,
                         version: 1,
                         finished: false,
@@ -100,10 +106,10 @@ impl StatusCache {
 mod tests {
     use super::*;
     use crate::api::pod::RestartPolicy;
-    use crate::api::pod_status::{ContainerState, ContainerStatus, Phase, Running, Terminated};
+    use crate::api::pod_status::{ContainerState, ContainerStatus, PodPhase, Running, Terminated};
     use crate::testing::pod_with;
 
-    fn status(phase: Phase, running: bool) -> PodStatus {
+    fn status(phase: PodPhase, running: bool) -> PodStatus {
         let state = if running {
             ContainerState {
                 running: Some(Running::default()),
@@ -132,29 +138,29 @@ mod tests {
         let mut pod = pod_with(&["a"]);
         pod.spec.restart_policy = RestartPolicy::Never;
         let mut cache = StatusCache::default();
-        let at = Wall::from_secs;
-        let running = || status(Phase::Running, true);
-        let ended = || status(Phase::Succeeded, false);
-        assert_eq!(cache.set(&pod, running(), at(5)), Update::Changed);
-        assert_eq!(cache.set(&pod, running(), at(6)), Update::Same);
+        let at = WallTime::from_secs;
+        let running = || status(PodPhase::Running, true);
+        let ended = || status(PodPhase::Succeeded, false);
+        assert_eq!(cache.set(&pod, running(), at(5)), StatusVerdict::Changed);
+        assert_eq!(cache.set(&pod, running(), at(6)), StatusVerdict::Same);
         assert_eq!(cache.version(), Some(1));
-        assert_eq!(cache.set(&pod, ended(), at(7)), Update::Changed);
+        assert_eq!(cache.set(&pod, ended(), at(7)), StatusVerdict::Changed);
         assert!(matches!(
             cache.set(&pod, running(), at(8)),
-            Update::Illegal { .. }
+            StatusVerdict::Illegal { .. }
         ));
         assert_eq!(cache.version(), Some(2));
         let stored = cache.get().expect("stored");
         assert_eq!(
             (stored.phase, stored.start_time),
-            (Phase::Succeeded, Some(at(5)))
+            (PodPhase::Succeeded, Some(at(5)))
         );
         // The end of an evicted pod is stored all the same, even while its sandbox is made anew.
         let mut evicted = running();
-        evicted.phase = Phase::Failed;
-        assert_eq!(cache.set(&pod, evicted, at(9)), Update::Changed);
+        evicted.phase = PodPhase::Failed;
+        assert_eq!(cache.set(&pod, evicted, at(9)), StatusVerdict::Changed);
         let stored = cache.get().expect("stored");
-        assert_eq!(stored.phase, Phase::Failed);
+        assert_eq!(stored.phase, PodPhase::Failed);
         let end = &stored.container_statuses[0].state;
         assert_eq!(*end, ended().container_statuses[0].state);
     }
@@ -164,11 +170,15 @@ mod tests {
         // SM-10 DEL-03 SYNC-33
         let pod = pod_with(&["a"]);
         let mut cache = StatusCache::default();
-        cache.set(&pod, status(Phase::Succeeded, false), Wall(0));
+        cache.set(&pod, status(PodPhase::Succeeded, false), WallTime(0));
         assert!(!cache.is_finished());
-        assert_eq!(cache.finish(&pod, Wall(0)), Update::Changed, "forced once");
+        assert_eq!(
+            cache.finish(&pod, WallTime(0)),
+            StatusVerdict::Changed,
+            "forced once"
+        );
         assert!(cache.is_finished());
-        assert_eq!(cache.finish(&pod, Wall(0)), Update::Same);
+        assert_eq!(cache.finish(&pod, WallTime(0)), StatusVerdict::Same);
         assert_eq!(cache.version(), Some(2));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A kubelet holds the API's object and sends the difference of two statuses. Here no object is held: memory per pod is
 //! precious, and the copy on disk is older than our own writes. So a patch does not carry *changes*, it carries the
-//! *wanted state*, in four parts, and only the parts that differ ([`ApiStatus`] keeps a digest of each):
+//! *wanted state*, in four parts, and only the parts that differ ([`ApiStatusDigest`] keeps a digest of each):
 //!
 //! | part | fields | how the API merges it |
 //! |---|---|---|
@@ -19,7 +19,7 @@
 //! A terminal phase must not be sent while containers may still run: then the lead is left out.
 //!
 //! Some servers do not show what they were sent: an older one drops fields that it does not know, and each writes
-//! quantities in its own way. The difference is remembered as a [`Quirk`]; without it, a difference that no write can
+//! quantities in its own way. The difference is remembered as a [`ServerStatusQuirk`]; without it, a difference that no write can
 //! remove would be written for ever. This is safe because the patch decides every field of a part: the answer then
 //! holds no field of the part that others wrote before.
 //!
@@ -35,9 +35,9 @@ use super::{
     fnv::fnv1a,
 };
 use crate::api::{
-    PodUid, Wall,
-    order::Order,
-    pod_status::{Phase, PodCondition, PodStatus},
+    PodUid, WallTime,
+    order::OrderExt,
+    pod_status::{PodCondition, PodPhase, PodStatus},
     strict,
 };
 
@@ -72,19 +72,19 @@ const FIELDS: [&[&str]; PARTS] = [
 const CONDITION_FIELDS: [&str; 3] = ["reason", "message", "observedGeneration"];
 
 /// Digests of the parts of one status. Conditions count without their times, and without those of others.
-pub type Digests = [u64; PARTS];
+pub type StatusDigests = [u64; PARTS];
 
 /// Digest of the status that the API shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ApiStatus {
-    digests: Digests,
+pub struct ApiStatusDigest {
+    digests: StatusDigests,
     /// True if `DisruptionTarget` is `True`; `None` without such a condition.
     disrupted: Option<bool>,
     /// Phase.
-    pub phase: Phase,
+    pub phase: PodPhase,
 }
 
-impl ApiStatus {
+impl ApiStatusDigest {
     /// Digests a status that the API has shown.
     #[must_use]
     pub fn of(status: &PodStatus) -> Self {
@@ -112,25 +112,29 @@ impl ApiStatus {
 
 /// Difference between the status that a server was sent and the one it shows for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quirk {
-    told: Digests,
-    shown: Digests,
+pub struct ServerStatusQuirk {
+    told: StatusDigests,
+    shown: StatusDigests,
 }
 
 /// Digest of a patch, to be kept until its answer comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
-    wanted: Digests,
+pub struct PatchDigest {
+    wanted: StatusDigests,
     /// Parts that the patch carries.
     parts: [bool; PARTS],
 }
 
-impl Told {
+impl PatchDigest {
     /// Returns the quirk to remember after the API has answered with `shown`, beside `shown` itself. For parts that the
     /// patch did not carry the answer only shows what others wrote.
     #[must_use]
-    pub fn quirk(&self, before: Option<&Quirk>, shown: &ApiStatus) -> Option<Quirk> {
-        let mut quirk = before.copied().unwrap_or(Quirk {
+    pub fn quirk(
+        &self,
+        before: Option<&ServerStatusQuirk>,
+        shown: &ApiStatusDigest,
+    ) -> Option<ServerStatusQuirk> {
+        let mut quirk = before.copied().unwrap_or(ServerStatusQuirk {
             told: self.wanted,
             shown: self.wanted,
         });
@@ -144,11 +148,11 @@ impl Told {
 
 /// A status as it is to be sent.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Patch {
+pub struct StatusPatch {
     /// The body: a strategic merge patch of the `status` subresource.
     pub body: Value,
     /// Digest of the patch.
-    pub told: Told,
+    pub told: PatchDigest,
 }
 
 /// Makes the patch that turns the status in the API into `stored`. `None`: the API shows it already (SM-01, SM-05,
@@ -161,12 +165,12 @@ pub struct Patch {
 #[must_use]
 pub fn patch(
     uid: &PodUid,
-    api: &ApiStatus,
-    quirk: Option<&Quirk>,
+    api: &ApiStatusDigest,
+    quirk: Option<&ServerStatusQuirk>,
     stored: &PodStatus,
     could_run: bool,
-    now: Wall,
-) -> Option<Patch> {
+    now: WallTime,
+) -> Option<StatusPatch> {
     let ending = !api.phase.is_terminal() && stored.phase.is_terminal();
     let withheld = if api.phase.is_terminal() {
         stored.phase != api.phase
@@ -187,7 +191,8 @@ pub fn patch(
     ];
     let differs = |part: usize| {
         let shown = api.digests[part];
-        let as_it_was_taken = |q: &Quirk| q.told[part] == wanted[part] && q.shown[part] == shown;
+        let as_it_was_taken =
+            |q: &ServerStatusQuirk| q.told[part] == wanted[part] && q.shown[part] == shown;
         shown != wanted[part] && !quirk.is_some_and(as_it_was_taken)
     };
     let mut parts = [LEAD, CONDITIONS, CONTAINERS, REST].map(differs);
@@ -211,9 +216,9 @@ pub fn patch(
         parts[CONDITIONS] = true;
         put_conditions(&mut status, &own, disruption);
     }
-    Some(Patch {
+    Some(StatusPatch {
         body: json!({"metadata": {"uid": uid}, "status": status}),
-        told: Told { wanted, parts },
+        told: PatchDigest { wanted, parts },
     })
 }
 
@@ -270,7 +275,7 @@ fn conditions_digest(all: &[PodCondition]) -> u64 {
 }
 
 /// The agent's conditions, with the readiness that `phase` forces.
-fn own_conditions(stored: &PodStatus, phase: Phase, now: Wall) -> Vec<PodCondition> {
+fn own_conditions(stored: &PodStatus, phase: PodPhase, now: WallTime) -> Vec<PodCondition> {
     let mut own: Vec<PodCondition> = stored
         .conditions
         .iter()
@@ -291,7 +296,7 @@ fn own_conditions(stored: &PodStatus, phase: Phase, now: Wall) -> Vec<PodConditi
 }
 
 /// `DisruptionTarget` as it is sent with the pod's end. Its time is sent only if its status is new.
-fn disruption(stored: &PodStatus, api: &ApiStatus, now: Wall) -> Option<PodCondition> {
+fn disruption(stored: &PodStatus, api: &ApiStatusDigest, now: WallTime) -> Option<PodCondition> {
     let mut condition = conditions::find(&stored.conditions, DISRUPTION_TARGET)?.clone();
     let same = api.disrupted == Some(condition.status == "True");
     condition.last_transition_time = (!same).then(|| now.truncated());

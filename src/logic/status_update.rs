@@ -3,12 +3,12 @@
 
 use alloc::{string::String, vec::Vec};
 
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::api::{
-    Pod, Wall,
+    Pod, WallTime,
     cri::OOM_KILLED,
     pod::RestartPolicy,
-    pod_status::{ContainerState, ContainerStatus, Phase, PodCondition, PodStatus},
+    pod_status::{ContainerState, ContainerStatus, PodCondition, PodPhase, PodStatus},
 };
 
 use super::{
@@ -27,7 +27,7 @@ pub const MAX_MESSAGES_BYTES: usize = 12 * 1024;
 ///
 /// - Times have whole seconds; termination messages are cut to their share of 12 KiB (TMSG-04).
 /// - Regular and ephemeral statuses are sorted by name, init ones stay in spec order.
-pub fn finish(pod: &Pod, status: &mut PodStatus, previous: &PodStatus, now: Wall) {
+pub fn finish(pod: &Pod, status: &mut PodStatus, previous: &PodStatus, now: WallTime) {
     let started = previous.start_time.or(status.start_time).unwrap_or(now);
     status.start_time = Some(started.truncated());
     let generation = pod.metadata.generation;
@@ -76,8 +76,8 @@ fn lists_mut(status: &mut PodStatus) -> [&mut Vec<ContainerStatus>; 3] {
 }
 
 /// Passes all times of a status through `date`.
-pub fn redate(status: &mut PodStatus, date: impl Fn(Wall) -> Wall) {
-    let right = |at: &mut Option<Wall>| *at = at.map(&date);
+pub fn redate(status: &mut PodStatus, date: impl Fn(WallTime) -> WallTime) {
+    let right = |at: &mut Option<WallTime>| *at = at.map(&date);
     right(&mut status.start_time);
     for condition in &mut status.conditions {
         right(&mut condition.last_transition_time);
@@ -96,11 +96,11 @@ pub fn redate(status: &mut PodStatus, date: impl Fn(Wall) -> Wall) {
 
 fn normalise_state(state: &mut ContainerState, limit: usize) {
     if let Some(running) = &mut state.running {
-        running.started_at = running.started_at.map(Wall::truncated);
+        running.started_at = running.started_at.map(WallTime::truncated);
     }
     if let Some(t) = &mut state.terminated {
-        t.started_at = t.started_at.map(Wall::truncated);
-        t.finished_at = t.finished_at.map(Wall::truncated);
+        t.started_at = t.started_at.map(WallTime::truncated);
+        t.finished_at = t.finished_at.map(WallTime::truncated);
         if t.message.len() > limit {
             t.message = cut(&t.message, limit).into();
         }
@@ -134,7 +134,7 @@ pub fn same_status(a: &PodStatus, b: &PodStatus) -> bool {
 
 /// Verdict on a generated status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Update {
+pub enum StatusVerdict {
     /// Store the status, grow the version, send it.
     Changed,
     /// The status is stored already; nothing to send.
@@ -151,17 +151,17 @@ pub enum Update {
 /// `force` makes an equal status count as changed: termination finished. A pod with a deletionTimestamp always does,
 /// so that its write is never lost (DEL-01).
 #[must_use]
-pub fn judge(pod: &Pod, cached: Option<&PodStatus>, new: &PodStatus, force: bool) -> Update {
+pub fn judge(pod: &Pod, cached: Option<&PodStatus>, new: &PodStatus, force: bool) -> StatusVerdict {
     let old = cached.unwrap_or(&pod.status);
     if let Some(container) = illegal_transition(pod, old, new) {
-        return Update::Illegal {
+        return StatusVerdict::Illegal {
             container: container.into(),
         };
     }
     let force = force || pod.metadata.deletion_timestamp.is_some();
     match cached {
-        Some(cached) if !force && same_status(cached, new) => Update::Same,
-        Some(_) | None => Update::Changed,
+        Some(cached) if !force && same_status(cached, new) => StatusVerdict::Same,
+        Some(_) | None => StatusVerdict::Changed,
     }
 }
 
@@ -236,7 +236,7 @@ pub fn keep_ends(pod: &Pod, old: &PodStatus, new: &mut PodStatus) {
 /// init containers up to the last that shows evidence of a start, at least the first. A pod of the API that is not
 /// terminal becomes `Failed`.
 #[must_use]
-pub fn finished_status(pod: &Pod, stored: &PodStatus, now: Wall) -> PodStatus {
+pub fn finished_status(pod: &Pod, stored: &PodStatus, now: WallTime) -> PodStatus {
     let mut status = stored.clone();
     if had_initialized(pod, &status) {
         status
@@ -260,7 +260,7 @@ pub fn finished_status(pod: &Pod, stored: &PodStatus, now: Wall) -> PodStatus {
         .take(reached + 1)
         .for_each(end_as_unknown);
     if !is_static(pod) && !status.phase.is_terminal() {
-        status.phase = Phase::Failed;
+        status.phase = PodPhase::Failed;
     }
     for condition in conditions::terminal_readiness(status.phase)
         .into_iter()
@@ -312,7 +312,7 @@ pub fn with_condition(
     pod: &Pod,
     status: &PodStatus,
     condition: PodCondition,
-    now: Wall,
+    now: WallTime,
 ) -> PodStatus {
     let mut new = status.clone();
     conditions::replace_or_append(&mut new.conditions, condition);
@@ -340,7 +340,7 @@ pub fn with_probe_result(
     status: &PodStatus,
     container_id: &str,
     change: ProbeChange,
-    now: Wall,
+    now: WallTime,
 ) -> Option<PodStatus> {
     let mut new = status.clone();
     let container = new

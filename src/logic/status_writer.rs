@@ -1,9 +1,9 @@
 //! Choice of the next write to the API: the status of a pod, or the delete of one. Names follow kubelet
 //! `status/status_manager.go`.
 //!
-//! There is no queue. Each pod of the API has one entry: a digest of the API's copy ([`ApiCopy`]), and the version of
+//! There is no queue. Each pod of the API has one entry: a digest of the API's copy ([`ApiPodCopy`]), and the version of
 //! the stored status that the copy was brought in line with. A caller with time for a request asks
-//! [`StatusWriter::poll`], which compares the newest stored status ([`Truth`]) with the API's copy. So the newest
+//! [`StatusWriter::poll`], which compares the newest stored status ([`LocalPodState`]) with the API's copy. So the newest
 //! status wins, and a status equal to the copy costs nothing. A change by another party is repaired like a change of
 //! our own. Memory does not grow while the apiserver is out of reach.
 //!
@@ -22,7 +22,7 @@
 //! - A terminal phase is in the API before the pod is deleted there, because only the API's phase allows the delete
 //!   (DEL-04).
 //! - Every write names the uid. A conflict or a 404 changes nothing here: the poller is told to look
-//!   ([`Next::Reread`]), and its word, a new copy or none, decides.
+//!   ([`WriteFollowUp::Reread`]), and its word, a new copy or none, decides.
 //! - A write that the server refused as such is put off long, but only in that form: a later change is sent soon.
 //! - A write that got no answer may have been done: the pod stays unsettled, and the repeated write leads to the same
 //!   result.
@@ -32,18 +32,18 @@ mod forbidden;
 use alloc::{boxed::Box, vec::Vec};
 use core::time::Duration;
 
-pub use forbidden::{Forbidden, Turn};
+pub use forbidden::{ForbiddenWrites, WriteRightChange};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    status_patch::{self, ApiStatus, Quirk, Told},
+    status_patch::{self, ApiStatusDigest, PatchDigest, ServerStatusQuirk},
     work_queue::Jitter,
 };
 use crate::api::{
-    Mono, PodUid, Wall,
-    pod_status::{Phase, PodStatus},
+    MonoTime, PodUid, WallTime,
+    pod_status::{PodPhase, PodStatus},
 };
 
 /// Writes at a time: as many as there are threads for the network.
@@ -68,9 +68,9 @@ pub const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Copy of one pod in the API, as far as writing needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ApiCopy {
+pub struct ApiPodCopy {
     /// Status.
-    pub status: ApiStatus,
+    pub status: ApiStatusDigest,
     /// `deletionTimestamp` is set.
     pub deleting: bool,
     /// Set if the pod mirrors a static pod: then it is not deleted here, whatever its status (MIR-03, SM-14).
@@ -79,7 +79,7 @@ pub struct ApiCopy {
 
 /// State of a pod on this node. For a mirror, that of its static pod.
 #[derive(Clone, Copy, Debug)]
-pub struct Truth<'a> {
+pub struct LocalPodState<'a> {
     /// The stored status.
     pub status: &'a PodStatus,
     /// Version of the stored status.
@@ -90,15 +90,15 @@ pub struct Truth<'a> {
     pub could_run: bool,
 }
 
-/// Source of the [`Truth`] of pods.
-pub trait Truths {
+/// Source of the [`LocalPodState`] of pods.
+pub trait LocalPodStates {
     /// Truth of the pod with this uid in the API; `None` while no status is stored.
-    fn truth(&self, uid: &PodUid) -> Option<Truth<'_>>;
+    fn truth(&self, uid: &PodUid) -> Option<LocalPodState<'_>>;
 }
 
 /// A request to make.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Write {
+pub enum StatusWrite {
     /// Patch the `status` subresource; ends with [`StatusWriter::on_patched`].
     Patch {
         /// UID in the API.
@@ -115,7 +115,7 @@ pub enum Write {
 
 /// Failure of a request that was not done, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum WriteFailure {
     /// 404, or 409: the uid is another's, or the object moved too fast. 403 as well: a Node authorizer answers so for a
     /// pod that is gone.
     Unsure,
@@ -133,7 +133,7 @@ pub enum Failure {
 /// The apiserver's word on a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Word {
+pub enum WriteAnswer {
     /// Success.
     #[default]
     Done,
@@ -154,23 +154,23 @@ pub enum Word {
 /// Next step of the caller after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Next {
+pub enum WriteFollowUp {
     /// No further step.
     Nothing,
     /// Let the poller read the pod.
     Reread,
 }
 
-/// Version and state of a [`Truth`] that was looked at.
+/// Version and state of a [`LocalPodState`] that was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Looked {
+struct StateVersion {
     version: u64,
     finished: bool,
     could_run: bool,
 }
 
-impl Looked {
-    fn at(truth: &Truth<'_>) -> Self {
+impl StateVersion {
+    fn at(truth: &LocalPodState<'_>) -> Self {
         Self {
             version: truth.version,
             finished: truth.finished,
@@ -181,22 +181,22 @@ impl Looked {
 
 /// A write that the server refused as such.
 #[derive(Clone, Copy, Debug)]
-struct Refused {
-    looked: Looked,
+struct RefusedWrite {
+    looked: StateVersion,
     /// The API had the pod as one to be deleted.
     deleting: bool,
     /// Earliest time of a different write.
-    other_at: Mono,
+    other_at: MonoTime,
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct StatusWriterEntry {
     uid: PodUid,
-    api: ApiCopy,
+    api: ApiPodCopy,
     /// Rare, and then equal for all pods of a server.
-    quirk: Option<Box<Quirk>>,
+    quirk: Option<Box<ServerStatusQuirk>>,
     /// The truth that was told last.
-    told: Option<Looked>,
+    told: Option<StateVersion>,
     /// Set if the API shows the truth that was told.
     settled: bool,
     /// A write is under way.
@@ -205,29 +205,32 @@ struct Entry {
     redated: bool,
     failures: u8,
     /// Answer to the last write that was answered.
-    word: Word,
+    word: WriteAnswer,
     /// Earliest time of the next look.
-    not_before: Mono,
+    not_before: MonoTime,
     /// Refused write that put the next look off; rare.
-    refused: Option<Box<Refused>>,
+    refused: Option<Box<RefusedWrite>>,
     /// Earliest time of the next repair of a difference that another party made.
-    repair_at: Mono,
+    repair_at: MonoTime,
     /// Truth that is held back for further news, and the end of its wait; 0: none is held back.
-    held: Option<Looked>,
-    held_until: Mono,
+    held: Option<StateVersion>,
+    held_until: MonoTime,
 }
 
-const _: () = assert!(size_of::<Entry>() <= 144, "one per pod of the API");
+const _: () = assert!(
+    size_of::<StatusWriterEntry>() <= 144,
+    "one per pod of the API"
+);
 
-impl Entry {
+impl StatusWriterEntry {
     /// Decides the next write for the pod: `None` none, `Some(None)` delete it, else patch it.
     fn look(
         &mut self,
-        truth: &Truth<'_>,
-        now: Mono,
-        wall: Wall,
-    ) -> Option<Option<status_patch::Patch>> {
-        let looked = Looked::at(truth);
+        truth: &LocalPodState<'_>,
+        now: MonoTime,
+        wall: WallTime,
+    ) -> Option<Option<status_patch::StatusPatch>> {
+        let looked = StateVersion::at(truth);
         if self.settled && self.told == Some(looked) {
             return None;
         }
@@ -251,7 +254,7 @@ impl Entry {
             return None;
         }
         if self.told.is_some() && !self.api.deleting && is_on_its_way(&api, stored) {
-            if self.held_until == Mono(0) {
+            if self.held_until == MonoTime(0) {
                 self.held_until = now + START_HOLD;
             }
             if now < self.held_until {
@@ -273,18 +276,18 @@ impl Entry {
 }
 
 /// Returns true if the API and the stored status both say that the pod does not run yet.
-fn is_on_its_way(api: &ApiStatus, stored: &PodStatus) -> bool {
-    api.phase == Phase::Pending && stored.phase == Phase::Pending
+fn is_on_its_way(api: &ApiStatusDigest, stored: &PodStatus) -> bool {
+    api.phase == PodPhase::Pending && stored.phase == PodPhase::Pending
 }
 
 #[derive(Debug)]
-struct Flight {
+struct WriteInFlight {
     uid: PodUid,
-    looked: Looked,
+    looked: StateVersion,
     /// The API had the pod as one to be deleted.
     deleting: bool,
     /// Digest of the patch; `None` for a delete.
-    told: Option<Told>,
+    told: Option<PatchDigest>,
     /// Set if the patch sends the corrected times of conditions.
     redated: bool,
 }
@@ -293,15 +296,15 @@ struct Flight {
 #[derive(Debug)]
 pub struct StatusWriter {
     /// Unsorted.
-    entries: Vec<Entry>,
-    flights: Vec<Flight>,
+    entries: Vec<StatusWriterEntry>,
+    flights: Vec<WriteInFlight>,
     /// Index at which the next search begins: behind the pod that was served last.
     cursor: usize,
     /// Set if a write may be necessary.
     look: bool,
-    pass_at: Mono,
+    pass_at: MonoTime,
     /// End of the pause that the server wants.
-    paused_until: Mono,
+    paused_until: MonoTime,
     jitter: Jitter,
     /// Set if a status was found that another party has changed.
     meddled: bool,
@@ -316,19 +319,19 @@ impl StatusWriter {
             flights: Vec::with_capacity(MAX_WRITES),
             cursor: 0,
             look: false,
-            pass_at: Mono(0),
-            paused_until: Mono(0),
+            pass_at: MonoTime(0),
+            paused_until: MonoTime(0),
             jitter: Jitter::new(seed),
             meddled: false,
         }
     }
 
     /// Takes in the copy of a pod that was read from the API, or found unchanged.
-    pub fn on_api_copy(&mut self, uid: &PodUid, api: ApiCopy) {
+    pub fn on_api_copy(&mut self, uid: &PodUid, api: ApiPodCopy) {
         self.look = true;
         let Some(entry) = self.entry(uid) else {
             let busy = self.flights.iter().any(|flight| flight.uid == *uid);
-            self.entries.push(Entry {
+            self.entries.push(StatusWriterEntry {
                 uid: uid.clone(),
                 api,
                 quirk: None,
@@ -337,12 +340,12 @@ impl StatusWriter {
                 busy,
                 redated: false,
                 failures: 0,
-                word: Word::Done,
-                not_before: Mono(0),
+                word: WriteAnswer::Done,
+                not_before: MonoTime(0),
                 refused: None,
-                repair_at: Mono(0),
+                repair_at: MonoTime(0),
                 held: None,
-                held_until: Mono(0),
+                held_until: MonoTime(0),
             });
             return;
         };
@@ -369,7 +372,12 @@ impl StatusWriter {
     }
 
     /// The next request, `None` until the next input or [`StatusWriter::next_timeout`]. Drain it after every input.
-    pub fn poll(&mut self, truths: &dyn Truths, now: Mono, wall: Wall) -> Option<Write> {
+    pub fn poll(
+        &mut self,
+        truths: &dyn LocalPodStates,
+        now: MonoTime,
+        wall: WallTime,
+    ) -> Option<StatusWrite> {
         if now >= self.pass_at {
             self.pass_at = now + FULL_PASS;
             self.look = true;
@@ -389,18 +397,18 @@ impl StatusWriter {
             if entry.refused.is_some()
                 && let Some(truth) = truths.truth(&entry.uid)
             {
-                entry.hasten_other(Looked::at(&truth));
+                entry.hasten_other(StateVersion::at(&truth));
             }
             if now < entry.not_before {
                 continue;
             }
-            entry.not_before = Mono(0);
+            entry.not_before = MonoTime(0);
             entry.refused = None;
             let Some(truth) = truths.truth(&entry.uid) else {
                 entry.let_go();
                 continue;
             };
-            let looked = Looked::at(&truth);
+            let looked = StateVersion::at(&truth);
             let is_repair = entry.told == Some(looked);
             let Some(patch) = entry.look(&truth, now, wall) else {
                 continue;
@@ -411,7 +419,7 @@ impl StatusWriter {
             let (redated, deleting) = (entry.redated, entry.api.deleting);
             let uid = entry.uid.clone();
             let (told, body) = patch.map(|patch| (patch.told, patch.body)).unzip();
-            self.flights.push(Flight {
+            self.flights.push(WriteInFlight {
                 uid: uid.clone(),
                 looked,
                 deleting,
@@ -419,8 +427,8 @@ impl StatusWriter {
                 redated,
             });
             return Some(match body {
-                Some(body) => Write::Patch { uid, body },
-                None => Write::Delete { uid },
+                Some(body) => StatusWrite::Patch { uid, body },
+                None => StatusWrite::Delete { uid },
             });
         }
         self.look = false;
@@ -441,18 +449,22 @@ impl StatusWriter {
 
     /// Next time at which [`StatusWriter::poll`] may return a write without any input.
     #[must_use]
-    pub fn next_timeout(&self, now: Mono) -> Mono {
+    pub fn next_timeout(&self, now: MonoTime) -> MonoTime {
         if self.flights.len() >= MAX_WRITES {
-            return Mono(u64::MAX);
+            return MonoTime(u64::MAX);
         }
-        let next = self.entries.iter().filter_map(Entry::next).min();
+        let next = self
+            .entries
+            .iter()
+            .filter_map(StatusWriterEntry::next)
+            .min();
         let next = next.unwrap_or(self.pass_at).min(self.pass_at);
         let next = if self.look { now } else { next };
         next.max(self.paused_until).max(now)
     }
 
     /// Takes in the answer to a write of the pod. Returns true if it differs from the answer before.
-    pub fn on_word(&mut self, uid: &PodUid, word: Word) -> bool {
+    pub fn on_word(&mut self, uid: &PodUid, word: WriteAnswer) -> bool {
         let entry = self.entry(uid);
         entry.is_some_and(|entry| core::mem::replace(&mut entry.word, word) != word)
     }
@@ -461,14 +473,14 @@ impl StatusWriter {
     pub fn on_patched(
         &mut self,
         uid: &PodUid,
-        answer: Result<ApiCopy, Failure>,
-        now: Mono,
-    ) -> Next {
+        answer: Result<ApiPodCopy, WriteFailure>,
+        now: MonoTime,
+    ) -> WriteFollowUp {
         let Some(flight) = self.land(uid) else {
-            return Next::Nothing;
+            return WriteFollowUp::Nothing;
         };
         let Some(entry) = self.entry(uid) else {
-            return Next::Nothing;
+            return WriteFollowUp::Nothing;
         };
         match answer {
             Ok(api) => {
@@ -479,7 +491,7 @@ impl StatusWriter {
                     entry.quirk = quirk.map(Box::new);
                 }
                 entry.went_well(api, flight.looked);
-                Next::Nothing
+                WriteFollowUp::Nothing
             }
             Err(failure) => self.went_wrong(&flight, failure, now),
         }
@@ -489,16 +501,16 @@ impl StatusWriter {
     pub fn on_deleted(
         &mut self,
         uid: &PodUid,
-        answer: Result<Option<ApiCopy>, Failure>,
-        now: Mono,
-    ) -> Next {
+        answer: Result<Option<ApiPodCopy>, WriteFailure>,
+        now: MonoTime,
+    ) -> WriteFollowUp {
         let Some(flight) = self.land(uid) else {
-            return Next::Nothing;
+            return WriteFollowUp::Nothing;
         };
         match answer {
             Ok(None) => {
                 self.on_gone(uid);
-                Next::Nothing
+                WriteFollowUp::Nothing
             }
             Ok(Some(api)) => {
                 if let Some(entry) = self.entry(uid) {
@@ -506,18 +518,18 @@ impl StatusWriter {
                     // Nothing more can be done now; the delete is tried again when the object changes.
                     entry.settled = true;
                 }
-                Next::Nothing
+                WriteFollowUp::Nothing
             }
             Err(failure) => self.went_wrong(&flight, failure, now),
         }
     }
 
-    fn entry(&mut self, uid: &PodUid) -> Option<&mut Entry> {
+    fn entry(&mut self, uid: &PodUid) -> Option<&mut StatusWriterEntry> {
         self.entries.iter_mut().find(|entry| entry.uid == *uid)
     }
 
     /// Takes the pod's request off the list.
-    fn land(&mut self, uid: &PodUid) -> Option<Flight> {
+    fn land(&mut self, uid: &PodUid) -> Option<WriteInFlight> {
         self.look = true;
         let at = self.flights.iter().position(|flight| flight.uid == *uid)?;
         let flight = self.flights.swap_remove(at);
@@ -527,26 +539,31 @@ impl StatusWriter {
         Some(flight)
     }
 
-    fn went_wrong(&mut self, flight: &Flight, failure: Failure, now: Mono) -> Next {
+    fn went_wrong(
+        &mut self,
+        flight: &WriteInFlight,
+        failure: WriteFailure,
+        now: MonoTime,
+    ) -> WriteFollowUp {
         let uid = &flight.uid;
         let failures = self.entry(uid).map_or(0, |entry| entry.failures);
         let limit = match failure {
-            Failure::Refused => MAX_REFUSED_BACK_OFF,
-            Failure::Unsure | Failure::Busy { .. } | Failure::Failed => MAX_BACK_OFF,
+            WriteFailure::Refused => MAX_REFUSED_BACK_OFF,
+            WriteFailure::Unsure | WriteFailure::Busy { .. } | WriteFailure::Failed => MAX_BACK_OFF,
         };
         let base = BACK_OFF.saturating_mul(1 << failures.min(9)).min(limit);
         let wait = self.jitter.stretch(base);
-        if let Failure::Busy { retry_after } = failure {
+        if let WriteFailure::Busy { retry_after } = failure {
             let pause = retry_after.unwrap_or(wait).clamp(BACK_OFF, MAX_PAUSE);
             self.paused_until = now + pause;
-            return Next::Nothing;
+            return WriteFollowUp::Nothing;
         }
         if let Some(entry) = self.entry(uid) {
             entry.failures = entry.failures.saturating_add(1);
             entry.not_before = now + wait;
             entry.settled = false;
-            entry.refused = (failure == Failure::Refused).then(|| {
-                Box::new(Refused {
+            entry.refused = (failure == WriteFailure::Refused).then(|| {
+                Box::new(RefusedWrite {
                     looked: flight.looked,
                     deleting: flight.deleting,
                     other_at: now + wait.min(MAX_BACK_OFF),
@@ -554,44 +571,46 @@ impl StatusWriter {
             });
         }
         match failure {
-            Failure::Unsure => Next::Reread,
-            Failure::Refused | Failure::Busy { .. } | Failure::Failed => Next::Nothing,
+            WriteFailure::Unsure => WriteFollowUp::Reread,
+            WriteFailure::Refused | WriteFailure::Busy { .. } | WriteFailure::Failed => {
+                WriteFollowUp::Nothing
+            }
         }
     }
 }
 
-impl Entry {
+impl StatusWriterEntry {
     fn let_go(&mut self) {
         self.held = None;
-        self.held_until = Mono(0);
+        self.held_until = MonoTime(0);
     }
 
     /// Moves the next look forward if the write would differ from the refused one.
-    fn hasten_other(&mut self, looked: Looked) {
+    fn hasten_other(&mut self, looked: StateVersion) {
         let deleting = self.api.deleting;
-        let other = |r: &Refused| r.looked != looked || r.deleting != deleting;
+        let other = |r: &RefusedWrite| r.looked != looked || r.deleting != deleting;
         if let Some(refused) = self.refused.take_if(|refused| other(refused)) {
             self.not_before = self.not_before.min(refused.other_at);
         }
     }
 
     /// Time of the next look without any input.
-    fn next(&self) -> Option<Mono> {
+    fn next(&self) -> Option<MonoTime> {
         let times = [self.not_before, self.held_until];
         let put_off = times.into_iter().filter(|time| time.0 > 0).min();
         put_off.filter(|_| !self.busy)
     }
 
-    fn is_due(&self, now: Mono) -> bool {
+    fn is_due(&self, now: MonoTime) -> bool {
         self.next().is_some_and(|next| next <= now)
     }
 
-    fn went_well(&mut self, api: ApiCopy, looked: Looked) {
+    fn went_well(&mut self, api: ApiPodCopy, looked: StateVersion) {
         self.api = api;
         self.told = Some(looked);
         self.settled = false;
         self.failures = 0;
-        self.not_before = Mono(0);
+        self.not_before = MonoTime(0);
         self.refused = None;
     }
 }

@@ -4,12 +4,12 @@ use alloc::{string::String, vec::Vec};
 
 /// The namespace that keeps a sysctl apart from the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Namespace {
+enum SysctlNamespace {
     Ipc,
     Net,
 }
 
-impl Namespace {
+impl SysctlNamespace {
     const fn name(self) -> &'static str {
         match self {
             Self::Ipc => "ipc",
@@ -51,21 +51,21 @@ pub fn dotted(name: &str) -> String {
         .collect()
 }
 
-fn namespace_of(dotted: &str) -> Option<Namespace> {
+fn namespace_of(dotted: &str) -> Option<SysctlNamespace> {
     if dotted.starts_with("net.") {
-        return Some(Namespace::Net);
+        return Some(SysctlNamespace::Net);
     }
     let ipc = dotted == "kernel.sem"
         || ["kernel.shm", "kernel.msg", "fs.mqueue."]
             .iter()
             .any(|prefix| dotted.starts_with(prefix));
-    ipc.then_some(Namespace::Ipc)
+    ipc.then_some(SysctlNamespace::Ipc)
 }
 
 /// A pattern of `allowedUnsafeSysctls` that no namespace keeps apart from the host. The operator takes it out.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not known to be namespaced")]
-pub struct NotNamespaced(String);
+pub struct NotNamespacedSysctl(String);
 
 /// Reason why a pod may not set a sysctl, as the admission message carries it after `forbidden sysctl: `.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,13 +91,16 @@ impl SysctlAllowlist {
     ///
     /// # Errors
     /// The first pattern that no namespace keeps apart from the host.
-    pub fn new(kernel: (u32, u32), unsafe_patterns: &[String]) -> Result<Self, NotNamespaced> {
+    pub fn new(
+        kernel: (u32, u32),
+        unsafe_patterns: &[String],
+    ) -> Result<Self, NotNamespacedSysctl> {
         let mut patterns = Vec::new();
         for pattern in unsafe_patterns {
             let name = dotted(pattern);
             let prefix = name.strip_suffix('*').unwrap_or(&name);
             if prefix.contains('*') || namespace_of(prefix).is_none() {
-                return Err(NotNamespaced(pattern.clone()));
+                return Err(NotNamespacedSysctl(pattern.clone()));
             }
             patterns.push(name);
         }
@@ -130,8 +133,8 @@ impl SysctlAllowlist {
                     None => *pattern == name,
                 });
         let shared = match namespace_of(&name) {
-            Some(Namespace::Ipc) => host_ipc,
-            Some(Namespace::Net) => host_network,
+            Some(SysctlNamespace::Ipc) => host_ipc,
+            Some(SysctlNamespace::Net) => host_network,
             None => false,
         };
         match namespace_of(&name) {

@@ -3,7 +3,7 @@
 use alloc::{string::String, vec::Vec};
 
 use crate::api::{
-    ConfigMap, Container, ContainerId, Pod, PodError, PodUid, SandboxId, Secret, Wall,
+    ConfigMap, Container, ContainerId, Pod, PodError, PodUid, SandboxId, Secret, WallTime,
     cri::{
         ContainerState, ContainerStatus, NamespaceOptions, PodRuntimeStatus, SandboxState,
         SandboxStatus,
@@ -12,8 +12,8 @@ use crate::api::{
     pod_status::PodStatus,
 };
 use crate::conditions::{self, DISRUPTION_TARGET};
-use crate::env::Objects;
-use crate::probe::{ProbeResult, Probes};
+use crate::env::ReferencedObjects;
+use crate::probe::{ProbeResult, ProbeResults};
 use crate::spec_hash::spec_hash;
 
 pub mod server;
@@ -55,9 +55,9 @@ pub fn instance(name: &str, state: ContainerState) -> ContainerStatus {
         name: name.into(),
         restart_count: 0,
         state,
-        created_at: Wall::from_secs(100),
-        started_at: (state != ContainerState::Created).then_some(Wall::from_secs(101)),
-        finished_at: (state == ContainerState::Exited).then_some(Wall::from_secs(102)),
+        created_at: WallTime::from_secs(100),
+        started_at: (state != ContainerState::Created).then_some(WallTime::from_secs(101)),
+        finished_at: (state == ContainerState::Exited).then_some(WallTime::from_secs(102)),
         exit_code: 0,
         reason: String::new(),
         message: String::new(),
@@ -86,7 +86,7 @@ pub fn exited(name: &str, exit_code: i32) -> ContainerStatus {
 pub fn nth(n: u32, mut status: ContainerStatus) -> ContainerStatus {
     status.id = ContainerId::new(format!("{}-{n}", status.name));
     status.restart_count = n;
-    status.created_at = Wall::from_secs(100 + i64::from(n));
+    status.created_at = WallTime::from_secs(100 + i64::from(n));
     status
 }
 
@@ -99,7 +99,7 @@ pub fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
         namespace: "ns".into(),
         attempt,
         state,
-        created_at: Wall::from_secs(100),
+        created_at: WallTime::from_secs(100),
         ips: vec!["10.0.0.2".parse().expect("address")],
         namespaces: NamespaceOptions::default(),
         runtime_handler: String::new(),
@@ -147,7 +147,7 @@ pub fn merge_for_api(
     api: &PodStatus,
     stored: &PodStatus,
     could_have_running_containers: bool,
-    now: Wall,
+    now: WallTime,
 ) -> PodStatus {
     let mut merged = stored.clone();
     let ending = !api.phase.is_terminal() && stored.phase.is_terminal();
@@ -193,7 +193,7 @@ pub fn merge_for_api(
 /// No objects at all.
 pub struct NoObjects;
 
-impl Objects for NoObjects {
+impl ReferencedObjects for NoObjects {
     fn config_map(&self, _: &str, _: &str) -> Result<Option<&ConfigMap>, PodError> {
         Ok(None)
     }
@@ -215,7 +215,7 @@ impl Objects for NoObjects {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProbes;
 
-impl Probes for NoProbes {
+impl ProbeResults for NoProbes {
     fn liveness(&self, _: &ContainerId) -> Option<ProbeResult> {
         None
     }

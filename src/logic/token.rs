@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::fnv::fnv1a;
 use super::pod_refs::TokenRef;
 use crate::api::{
-    Pod, Wall,
+    Pod, WallTime,
     strict::{self, WrongValue},
 };
 
@@ -28,7 +28,7 @@ const MAX_JITTER_S: u64 = 10;
 
 /// Times of a token, seconds since 1970 by the apiserver's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times {
+pub struct TokenLifetime {
     /// Start of the token's life.
     pub issued_s: i64,
     /// End of the time in which the token is to be used.
@@ -40,11 +40,11 @@ pub struct Times {
 
 /// A token as it came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Issued {
+pub struct IssuedToken {
     /// The token.
     pub token: String,
     /// Times of the token.
-    pub times: Times,
+    pub times: TokenLifetime,
 }
 
 /// A new `TokenRequest` for a token of the pod (TOK-01).
@@ -84,27 +84,27 @@ pub fn account(pod: &Pod) -> &str {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Answer {
-    spec: AnswerSpec,
-    status: AnswerStatus,
+struct TokenRequestAnswer {
+    spec: TokenRequestSpec,
+    status: TokenRequestStatus,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct AnswerSpec {
+struct TokenRequestSpec {
     expiration_seconds: i64,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct AnswerStatus {
+struct TokenRequestStatus {
     token: String,
-    expiration_timestamp: Option<Wall>,
+    expiration_timestamp: Option<WallTime>,
 }
 
 /// Fault of the apiserver's answer to a [`request`]. Never contains the token.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoToken {
+pub enum TokenRequestError {
     /// A value of the wrong kind.
     #[error(transparent)]
     Value(#[from] WrongValue),
@@ -117,19 +117,19 @@ pub enum NoToken {
 }
 
 /// Reads the answer to a [`request`]. The server may have given the token another life than was asked for (TOK-03).
-pub fn issued(answer: &Value) -> Result<Issued, NoToken> {
-    let answer: Answer = strict::typed(answer).map_err(WrongValue::without_value)?;
+pub fn issued(answer: &Value) -> Result<IssuedToken, TokenRequestError> {
+    let answer: TokenRequestAnswer = strict::typed(answer).map_err(WrongValue::without_value)?;
     let token = answer.status.token;
     if token.is_empty() || token.len() > MAX_TOKEN_BYTES || !token.is_ascii() {
-        return Err(NoToken::None);
+        return Err(TokenRequestError::None);
     }
     let Some(expires) = answer.status.expiration_timestamp else {
-        return Err(NoToken::NoEnd);
+        return Err(TokenRequestError::NoEnd);
     };
     let expires_s = expires.secs();
     let taken_until_s = times(token.as_bytes()).map_or(expires_s, |own| own.taken_until_s);
-    Ok(Issued {
-        times: Times {
+    Ok(IssuedToken {
+        times: TokenLifetime {
             issued_s: expires_s.saturating_sub(answer.spec.expiration_seconds.max(0)),
             expires_s,
             taken_until_s: taken_until_s.max(expires_s),
@@ -140,26 +140,26 @@ pub fn issued(answer: &Value) -> Result<Issued, NoToken> {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Claims {
+struct TokenClaims {
     iat: i64,
     exp: i64,
     #[serde(rename = "kubernetes.io")]
-    kubernetes: Private,
+    kubernetes: PrivateClaims,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Private {
+struct PrivateClaims {
     warnafter: Option<i64>,
 }
 
 /// Reads the times from a token; `None` if it is no JSON Web Token.
 #[must_use]
-pub fn times(token: &[u8]) -> Option<Times> {
+pub fn times(token: &[u8]) -> Option<TokenLifetime> {
     let payload = token.split(|b| *b == b'.').nth(1)?;
     let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
-    let claims: Claims = strict::from_json(&payload).ok()?;
-    (claims.iat > 0 && claims.exp > claims.iat).then(|| Times {
+    let claims: TokenClaims = strict::from_json(&payload).ok()?;
+    (claims.iat > 0 && claims.exp > claims.iat).then(|| TokenLifetime {
         issued_s: claims.iat,
         expires_s: claims
             .kubernetes
@@ -172,7 +172,7 @@ pub fn times(token: &[u8]) -> Option<Times> {
 
 /// Time after which a token that has just come is to be replaced; `uid` spreads the pods of a node.
 #[must_use]
-pub fn lease(times: Times, uid: &str) -> Duration {
+pub fn lease(times: TokenLifetime, uid: &str) -> Duration {
     let life_s = times.expires_s.saturating_sub(times.issued_s).max(0);
     let used_s = (life_s / 100 * USED_PERCENT + life_s % 100 * USED_PERCENT / 100).min(MAX_AGE_S);
     let jitter_s = fnv1a(uid.bytes()) % (MAX_JITTER_S + 1);
@@ -182,14 +182,14 @@ pub fn lease(times: Times, uid: &str) -> Duration {
 
 /// Rest of the [`lease`] of a token that was found, by this machine's time of day.
 #[must_use]
-pub fn lease_left(times: Times, uid: &str, now: Wall) -> Duration {
+pub fn lease_left(times: TokenLifetime, uid: &str, now: WallTime) -> Duration {
     let age_s = u64::try_from(now.secs().saturating_sub(times.issued_s)).unwrap_or(0);
     lease(times, uid).saturating_sub(Duration::from_secs(age_s))
 }
 
 /// Returns true if the apiserver still accepts a token: then it is used for want of a newer one (TOK-04).
 #[must_use]
-pub const fn is_taken(times: Times, now: Wall) -> bool {
+pub const fn is_taken(times: TokenLifetime, now: WallTime) -> bool {
     now.secs() < times.taken_until_s
 }
 
@@ -202,8 +202,8 @@ mod tests {
         format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(payload))
     }
 
-    const fn times_of(issued_s: i64, expires_s: i64, taken_until_s: i64) -> Times {
-        Times {
+    const fn times_of(issued_s: i64, expires_s: i64, taken_until_s: i64) -> TokenLifetime {
+        TokenLifetime {
             issued_s,
             expires_s,
             taken_until_s,
@@ -312,7 +312,7 @@ mod tests {
         }
         let times = times_of(1000, 1600, 1600);
         for (now_s, left_s) in [(1000, 480), (0, 480), (1100, 380), (1480, 0), (9999, 0)] {
-            let left = lease_left(times, "u", Wall::from_secs(now_s));
+            let left = lease_left(times, "u", WallTime::from_secs(now_s));
             assert_eq!(
                 left,
                 Duration::from_secs(u64::saturating_sub(left_s, jitter)),
@@ -321,6 +321,9 @@ mod tests {
         }
         // TOK-04
         let times = times_of(1000, 1600, 2000);
-        assert!(is_taken(times, Wall::from_secs(1999)) && !is_taken(times, Wall::from_secs(2000)));
+        assert!(
+            is_taken(times, WallTime::from_secs(1999))
+                && !is_taken(times, WallTime::from_secs(2000))
+        );
     }
 }

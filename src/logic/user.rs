@@ -5,7 +5,7 @@
 
 use alloc::{collections::BTreeSet, string::ToString};
 
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 use crate::api::{PodError, cri::LinuxSecurity, oci::ResolvedUser};
 
 /// Decides uid, gid and supplementary groups (RTM-10, SEC-04).
@@ -57,19 +57,19 @@ pub fn resolve_user(
     })
 }
 
-struct Account<'a> {
+struct PasswdAccount<'a> {
     name: Option<&'a str>,
     uid: u32,
     gid: u32,
 }
 
-fn account<'a>(who: &str, passwd: &'a str) -> Result<Account<'a>, PodError> {
+fn account<'a>(who: &str, passwd: &'a str) -> Result<PasswdAccount<'a>, PodError> {
     let entries = passwd.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
         let uid = field(fields.nth(1)?)?;
         let gid = field(fields.next()?)?;
-        Some(Account {
+        Some(PasswdAccount {
             name: Some(name),
             uid,
             gid,
@@ -78,11 +78,13 @@ fn account<'a>(who: &str, passwd: &'a str) -> Result<Account<'a>, PodError> {
     if let Ok(number) = who.parse::<i64>() {
         let uid = id(number)?;
         let mut entries = entries;
-        return Ok(entries.find(|entry| entry.uid == uid).unwrap_or(Account {
-            name: None,
-            uid,
-            gid: 0,
-        }));
+        return Ok(entries
+            .find(|entry| entry.uid == uid)
+            .unwrap_or(PasswdAccount {
+                name: None,
+                uid,
+                gid: 0,
+            }));
     }
     let mut entries = entries;
     entries

@@ -5,7 +5,7 @@
 
 use core::time::Duration;
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 
 /// Time between two syncs of a pod that is well, unless configured otherwise (`syncFrequency`).
 pub const SYNC_FREQUENCY: Duration = Duration::from_secs(60);
@@ -43,16 +43,16 @@ impl Jitter {
 
 /// Cause of a failed call, as far as the time of the next attempt depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retry {
+pub enum RetryCause {
     /// The network is not ready; wins over every other cause.
     NetworkNotReady,
     /// A crash-loop back-off runs until this time.
-    BackOff(Mono),
+    BackOff(MonoTime),
     /// Anything else.
     Error,
 }
 
-impl Retry {
+impl RetryCause {
     /// The cause that decides when a call failed for two.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -69,71 +69,71 @@ impl Retry {
 
 /// End of a worker's call, as far as the time of the next one depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum CallEnd {
     /// The pod moved to its next stage.
     Transition,
     /// The call succeeded and the pod stays in its stage.
     Well,
     /// The call failed.
-    Failed(Retry),
+    Failed(RetryCause),
 }
 
 /// Delay before the next call when no update arrives earlier.
 ///
 /// Source: kubelet `pod_workers.go`, `completeWork`.
 pub fn requeue_delay(
-    ended: Ended,
-    now: Mono,
+    ended: CallEnd,
+    now: MonoTime,
     sync_frequency: Duration,
     jitter: &mut Jitter,
 ) -> Duration {
     let base = match ended {
-        Ended::Transition => return Duration::ZERO,
-        Ended::Well => sync_frequency,
-        Ended::Failed(Retry::NetworkNotReady) => RETRY_NETWORK,
-        Ended::Failed(Retry::BackOff(until)) => (until - now).min(sync_frequency),
-        Ended::Failed(Retry::Error) => RETRY,
+        CallEnd::Transition => return Duration::ZERO,
+        CallEnd::Well => sync_frequency,
+        CallEnd::Failed(RetryCause::NetworkNotReady) => RETRY_NETWORK,
+        CallEnd::Failed(RetryCause::BackOff(until)) => (until - now).min(sync_frequency),
+        CallEnd::Failed(RetryCause::Error) => RETRY,
     };
     jitter.stretch(base)
 }
 
 /// Purpose of a slot's timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Timer {
+pub enum SlotTimer {
     /// The pod is due for a sync, or a static pod tries again to get its full name.
     Requeue,
     /// `activeDeadlineSeconds` runs out.
     ActiveDeadline,
 }
 
-impl Timer {
+impl SlotTimer {
     /// Every timer, in index order.
     pub const ALL: [Self; 2] = [Self::Requeue, Self::ActiveDeadline];
 }
 
 /// The timers of one slot: one due time each, set again at will.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timers([Mono; Timer::ALL.len()]);
+pub struct SlotTimers([MonoTime; SlotTimer::ALL.len()]);
 
 /// Due time of a timer that is not set.
-const NEVER: Mono = Mono(u64::MAX);
+const NEVER: MonoTime = MonoTime(u64::MAX);
 
-impl Timers {
+impl SlotTimers {
     /// Timers of which none is set.
-    pub const UNSET: Self = Self([NEVER; Timer::ALL.len()]);
+    pub const UNSET: Self = Self([NEVER; SlotTimer::ALL.len()]);
 
     /// Sets `timer`; an earlier setting is forgotten, be it earlier or later.
-    pub const fn set(&mut self, timer: Timer, due: Mono) {
+    pub const fn set(&mut self, timer: SlotTimer, due: MonoTime) {
         self.0[timer as usize] = due;
     }
 
     /// Clears `timer`.
-    pub const fn clear(&mut self, timer: Timer) {
+    pub const fn clear(&mut self, timer: SlotTimer) {
         self.0[timer as usize] = NEVER;
     }
 
     /// Returns true if `timer` was due before `now`; then clears it.
-    pub fn take_due(&mut self, timer: Timer, now: Mono) -> bool {
+    pub fn take_due(&mut self, timer: SlotTimer, now: MonoTime) -> bool {
         let due = self.0[timer as usize] < now;
         if due {
             self.clear(timer);
@@ -141,9 +141,9 @@ impl Timers {
         due
     }
 
-    /// First instant at which [`Timers::take_due`] returns true for a timer.
+    /// First instant at which [`SlotTimers::take_due`] returns true for a timer.
     #[must_use]
-    pub fn next_timeout(&self) -> Option<Mono> {
+    pub fn next_timeout(&self) -> Option<MonoTime> {
         let first = self.0.into_iter().min().filter(|due| *due != NEVER)?;
         Some(first + Duration::from_millis(1))
     }
@@ -159,22 +159,30 @@ mod tests {
 
     #[test]
     fn delays() {
-        let at = |seconds: u64| Mono(seconds * 1000);
+        let at = |seconds: u64| MonoTime(seconds * 1000);
         // PW-27 PW-28
         for (name, ended, base) in [
-            ("state change", Ended::Transition, s(0)),
-            ("success", Ended::Well, s(60)),
-            ("network", Ended::Failed(Retry::NetworkNotReady), s(1)),
-            ("error", Ended::Failed(Retry::Error), s(10)),
-            ("back-off", Ended::Failed(Retry::BackOff(at(120))), s(20)),
+            ("state change", CallEnd::Transition, s(0)),
+            ("success", CallEnd::Well, s(60)),
+            (
+                "network",
+                CallEnd::Failed(RetryCause::NetworkNotReady),
+                s(1),
+            ),
+            ("error", CallEnd::Failed(RetryCause::Error), s(10)),
+            (
+                "back-off",
+                CallEnd::Failed(RetryCause::BackOff(at(120))),
+                s(20),
+            ),
             (
                 "back-off that ran out",
-                Ended::Failed(Retry::BackOff(at(50))),
+                CallEnd::Failed(RetryCause::BackOff(at(50))),
                 s(0),
             ),
             (
                 "back-off longer than a sync period",
-                Ended::Failed(Retry::BackOff(at(500))),
+                CallEnd::Failed(RetryCause::BackOff(at(500))),
                 s(60),
             ),
         ] {
@@ -194,24 +202,34 @@ mod tests {
 
     #[test]
     fn the_deciding_cause() {
-        let until = |ms| Retry::BackOff(Mono(ms));
+        let until = |ms| RetryCause::BackOff(MonoTime(ms));
         // PW-28
         for (name, a, b, both) in [
             ("earliest back-off", until(5), until(3), until(3)),
-            ("back-off beats error", Retry::Error, until(3), until(3)),
+            (
+                "back-off beats error",
+                RetryCause::Error,
+                until(3),
+                until(3),
+            ),
             (
                 "network beats back-off",
                 until(1),
-                Retry::NetworkNotReady,
-                Retry::NetworkNotReady,
+                RetryCause::NetworkNotReady,
+                RetryCause::NetworkNotReady,
             ),
             (
                 "network beats error",
-                Retry::NetworkNotReady,
-                Retry::Error,
-                Retry::NetworkNotReady,
+                RetryCause::NetworkNotReady,
+                RetryCause::Error,
+                RetryCause::NetworkNotReady,
             ),
-            ("errors", Retry::Error, Retry::Error, Retry::Error),
+            (
+                "errors",
+                RetryCause::Error,
+                RetryCause::Error,
+                RetryCause::Error,
+            ),
         ] {
             assert_eq!(a.and(b), both, "{name}");
             assert_eq!(b.and(a), both, "{name}, swapped");
@@ -221,27 +239,27 @@ mod tests {
     #[test]
     fn one_due_time_each() {
         // CLEAN-16
-        let mut timers = Timers::UNSET;
+        let mut timers = SlotTimers::UNSET;
         assert_eq!(timers.next_timeout(), None);
-        timers.set(Timer::Requeue, Mono(10));
-        timers.set(Timer::Requeue, Mono(30));
+        timers.set(SlotTimer::Requeue, MonoTime(10));
+        timers.set(SlotTimer::Requeue, MonoTime(30));
         assert!(
-            !timers.take_due(Timer::Requeue, Mono(20)),
+            !timers.take_due(SlotTimer::Requeue, MonoTime(20)),
             "the later setting holds"
         );
-        timers.set(Timer::Requeue, Mono(20));
+        timers.set(SlotTimer::Requeue, MonoTime(20));
         assert!(
-            !timers.take_due(Timer::Requeue, Mono(20)),
+            !timers.take_due(SlotTimer::Requeue, MonoTime(20)),
             "strictly after its time"
         );
-        assert_eq!(timers.next_timeout(), Some(Mono(21)));
-        assert!(timers.take_due(Timer::Requeue, Mono(21)));
+        assert_eq!(timers.next_timeout(), Some(MonoTime(21)));
+        assert!(timers.take_due(SlotTimer::Requeue, MonoTime(21)));
         assert!(
-            !timers.take_due(Timer::Requeue, Mono(22)),
+            !timers.take_due(SlotTimer::Requeue, MonoTime(22)),
             "taken, therefore gone"
         );
-        timers.set(Timer::ActiveDeadline, Mono(5));
-        timers.set(Timer::Requeue, Mono(9));
-        assert_eq!(timers.next_timeout(), Some(Mono(6)));
+        timers.set(SlotTimer::ActiveDeadline, MonoTime(5));
+        timers.set(SlotTimer::Requeue, MonoTime(9));
+        assert_eq!(timers.next_timeout(), Some(MonoTime(6)));
     }
 }

@@ -18,7 +18,7 @@ pub(crate) const MAX_CHAIN_BYTES: usize = 16 * 1024;
 
 /// Proof that is asked of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Proof {
+pub(crate) enum PeerProof {
     /// The peer has the key of the certificate that it shows.
     Key,
     /// No proof: every signature is taken too, also of kinds that a careful client refuses.
@@ -28,24 +28,27 @@ pub(crate) enum Proof {
 /// See the module's words.
 #[derive(Debug)]
 pub(crate) struct AnyPeer {
-    proof: Proof,
+    proof: PeerProof,
     known: WebPkiSupportedAlgorithms,
 }
 
-type Signed = Result<HandshakeSignatureValid, Error>;
+type PeerSignatureResult = Result<HandshakeSignatureValid, Error>;
 
 impl AnyPeer {
-    pub(crate) fn new(proof: Proof) -> Self {
+    pub(crate) fn new(proof: PeerProof) -> Self {
         Self {
             proof,
             known: ring::default_provider().signature_verification_algorithms,
         }
     }
 
-    fn signed(&self, check: impl FnOnce(&WebPkiSupportedAlgorithms) -> Signed) -> Signed {
+    fn signed(
+        &self,
+        check: impl FnOnce(&WebPkiSupportedAlgorithms) -> PeerSignatureResult,
+    ) -> PeerSignatureResult {
         match self.proof {
-            Proof::Key => check(&self.known),
-            Proof::Nothing => Ok(HandshakeSignatureValid::assertion()),
+            PeerProof::Key => check(&self.known),
+            PeerProof::Nothing => Ok(HandshakeSignatureValid::assertion()),
         }
     }
 }
@@ -67,7 +70,7 @@ impl ServerCertVerifier for AnyPeer {
         text: &[u8],
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
-    ) -> Signed {
+    ) -> PeerSignatureResult {
         self.signed(|known| verify_tls12_signature(text, certificate, signature, known))
     }
 
@@ -76,7 +79,7 @@ impl ServerCertVerifier for AnyPeer {
         text: &[u8],
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
-    ) -> Signed {
+    ) -> PeerSignatureResult {
         self.signed(|known| verify_tls13_signature(text, certificate, signature, known))
     }
 
@@ -114,7 +117,7 @@ impl ClientCertVerifier for AnyPeer {
         text: &[u8],
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
-    ) -> Signed {
+    ) -> PeerSignatureResult {
         ServerCertVerifier::verify_tls12_signature(self, text, certificate, signature)
     }
 
@@ -123,7 +126,7 @@ impl ClientCertVerifier for AnyPeer {
         text: &[u8],
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
-    ) -> Signed {
+    ) -> PeerSignatureResult {
         ServerCertVerifier::verify_tls13_signature(self, text, certificate, signature)
     }
 

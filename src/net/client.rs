@@ -8,11 +8,11 @@ use ureq::config::{Config, ConfigBuilder};
 use ureq::typestate::AgentScope;
 use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _};
 
-use super::Names;
-use super::pace::Stop;
+use super::NameResolver;
+use super::pace::StopFlag;
 use super::tcp::LongTcpConnector;
 use super::tls::TlsConnector;
-use super::watch::Watch;
+use super::watch::StoppableConnector;
 use crate::api::link::LinkClass;
 
 /// Head of an answer, bytes.
@@ -35,16 +35,16 @@ pub(crate) fn config() -> ConfigBuilder<AgentScope> {
 pub(crate) fn agent(
     config: Config,
     tls: Option<Arc<ClientConfig>>,
-    stop: Arc<Stop>,
+    stop: Arc<StopFlag>,
     class: LinkClass,
 ) -> Agent {
     let connector =
         ().chain(ConnectProxyConnector::default())
             .chain(LongTcpConnector { class, peer: None })
-            .chain(Watch(stop))
+            .chain(StoppableConnector(stop))
             .chain(TlsConnector {
                 config: tls,
                 server_name: None,
             });
-    Agent::with_parts(config, connector, Names::system())
+    Agent::with_parts(config, connector, NameResolver::system())
 }

@@ -22,14 +22,14 @@ const CNAME: u16 = 5;
 
 /// Type of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum DnsQuestionKind {
     /// `A`
     V4,
     /// `AAAA`
     V6,
 }
 
-impl Kind {
+impl DnsQuestionKind {
     const fn number(self) -> u16 {
         match self {
             Self::V4 => 1,
@@ -51,7 +51,7 @@ impl Kind {
 
 /// Content of a message that a server sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Reply {
+pub(crate) enum DnsReply {
     /// The message answers another question, or is no answer.
     Other,
     /// The answer was cut: the whole did not fit.
@@ -63,7 +63,7 @@ pub(crate) enum Reply {
 }
 
 /// The message that asks for the addresses of `name` (without a dot at its end). `None` if it is no name.
-pub(crate) fn question(id: u16, name: &str, kind: Kind) -> Option<Vec<u8>> {
+pub(crate) fn question(id: u16, name: &str, kind: DnsQuestionKind) -> Option<Vec<u8>> {
     let mut message = Vec::with_capacity(HEAD_BYTES + name.len() + 6);
     message.extend(id.to_be_bytes());
     // Recursion is desired; one question.
@@ -85,12 +85,12 @@ pub(crate) fn question(id: u16, name: &str, kind: Kind) -> Option<Vec<u8>> {
 }
 
 /// Reads a message that may be the answer to [`question`].
-pub(crate) fn answer(id: u16, name: &str, kind: Kind, message: &[u8]) -> Reply {
-    read(id, name, kind, message).unwrap_or(Reply::Other)
+pub(crate) fn answer(id: u16, name: &str, kind: DnsQuestionKind, message: &[u8]) -> DnsReply {
+    read(id, name, kind, message).unwrap_or(DnsReply::Other)
 }
 
-fn read(id: u16, name: &str, kind: Kind, message: &[u8]) -> Option<Reply> {
-    let mut input = Input { message, at: 0 };
+fn read(id: u16, name: &str, kind: DnsQuestionKind, message: &[u8]) -> Option<DnsReply> {
+    let mut input = DnsMessageReader { message, at: 0 };
     let (found, flags) = (input.number()?, input.number()?);
     let (questions, answers) = (input.number()?, input.number()?);
     input.at = HEAD_BYTES;
@@ -105,18 +105,18 @@ fn read(id: u16, name: &str, kind: Kind, message: &[u8]) -> Option<Reply> {
     match flags & 0x000f {
         0 => {}
         // No such name.
-        3 => return Some(Reply::Addresses(Vec::new())),
-        _ => return Some(Reply::Failed),
+        3 => return Some(DnsReply::Addresses(Vec::new())),
+        _ => return Some(DnsReply::Failed),
     }
     if flags & 0x0200 != 0 {
-        return Some(Reply::Cut);
+        return Some(DnsReply::Cut);
     }
     let mut aliases: Vec<(String, String)> = Vec::new();
     let mut addresses: Vec<(String, IpAddr)> = Vec::new();
     for _ in 0..answers {
         // A broken record makes the whole answer useless: the next server may do better.
         let Some((owner, record, data)) = input.record() else {
-            return Some(Reply::Failed);
+            return Some(DnsReply::Failed);
         };
         if record == kind.number()
             && addresses.len() < MAX_ADDRESSES
@@ -124,7 +124,7 @@ fn read(id: u16, name: &str, kind: Kind, message: &[u8]) -> Option<Reply> {
         {
             addresses.push((owner, address));
         } else if record == CNAME && aliases.len() < MAX_ALIASES {
-            let mut target = Input {
+            let mut target = DnsMessageReader {
                 message,
                 at: data.start,
             };
@@ -139,15 +139,17 @@ fn read(id: u16, name: &str, kind: Kind, message: &[u8]) -> Option<Reply> {
         }
     }
     let own = addresses.into_iter().filter(|(owner, _)| *owner == name);
-    Some(Reply::Addresses(own.map(|(_, address)| address).collect()))
+    Some(DnsReply::Addresses(
+        own.map(|(_, address)| address).collect(),
+    ))
 }
 
-struct Input<'m> {
+struct DnsMessageReader<'m> {
     message: &'m [u8],
     at: usize,
 }
 
-impl Input<'_> {
+impl DnsMessageReader<'_> {
     fn byte(&mut self) -> Option<u8> {
         let byte = *self.message.get(self.at)?;
         self.at += 1;
@@ -240,18 +242,18 @@ pub(crate) mod tests {
 
     /// A name on the wire.
     pub(in crate::net) fn wire(name: &str) -> Vec<u8> {
-        let asked = question(0, name, Kind::V4).expect("a name");
+        let asked = question(0, name, DnsQuestionKind::V4).expect("a name");
         asked[HEAD_BYTES..asked.len() - 4].to_vec()
     }
 
-    fn ips(texts: &[&str]) -> Reply {
-        Reply::Addresses(texts.iter().map(|t| t.parse().expect("address")).collect())
+    fn ips(texts: &[&str]) -> DnsReply {
+        DnsReply::Addresses(texts.iter().map(|t| t.parse().expect("address")).collect())
     }
 
     #[test]
     fn answers() {
-        let asked = question(7, "R.example", Kind::V4).expect("a name");
-        let read = |message: &[u8]| answer(7, "r.Example", Kind::V4, message);
+        let asked = question(7, "R.example", DnsQuestionKind::V4).expect("a name");
+        let read = |message: &[u8]| answer(7, "r.Example", DnsQuestionKind::V4, message);
         let four: &[u8] = &[10, 0, 0, 1];
         for (name, message, want) in [
             (
@@ -261,9 +263,9 @@ pub(crate) mod tests {
             ),
             ("none", reply(&asked, 0, &[]), ips(&[])),
             ("no such name", reply(&asked, 3, &[]), ips(&[])),
-            ("server failure", reply(&asked, 2, &[]), Reply::Failed),
-            ("refused", reply(&asked, 5, &[]), Reply::Failed),
-            ("cut", reply(&asked, 0x200, &[]), Reply::Cut),
+            ("server failure", reply(&asked, 2, &[]), DnsReply::Failed),
+            ("refused", reply(&asked, 5, &[]), DnsReply::Failed),
+            ("cut", reply(&asked, 0x200, &[]), DnsReply::Cut),
             (
                 "aliases in any order",
                 reply(
@@ -297,32 +299,41 @@ pub(crate) mod tests {
                 reply(&asked, 0, &[("", 28, &[0; 16])]),
                 ips(&[]),
             ),
-            ("the question itself", asked.clone(), Reply::Other),
-            ("nothing", Vec::new(), Reply::Other),
+            ("the question itself", asked.clone(), DnsReply::Other),
+            ("nothing", Vec::new(), DnsReply::Other),
         ] {
             assert_eq!(read(&message), want, "{name}");
         }
         let right = reply(&asked, 0, &[("", 1, four)]);
-        assert_eq!(answer(8, "r.example", Kind::V4, &right), Reply::Other);
-        assert_eq!(answer(7, "s.example", Kind::V4, &right), Reply::Other);
-        assert_eq!(answer(7, "r.example", Kind::V6, &right), Reply::Other);
+        assert_eq!(
+            answer(8, "r.example", DnsQuestionKind::V4, &right),
+            DnsReply::Other
+        );
+        assert_eq!(
+            answer(7, "s.example", DnsQuestionKind::V4, &right),
+            DnsReply::Other
+        );
+        assert_eq!(
+            answer(7, "r.example", DnsQuestionKind::V6, &right),
+            DnsReply::Other
+        );
         for end in 0..right.len() {
             let got = read(&right[..end]);
-            assert!(!matches!(got, Reply::Addresses(_)), "{end}: {got:?}");
+            assert!(!matches!(got, DnsReply::Addresses(_)), "{end}: {got:?}");
         }
         // A name that points at itself.
         let mut ring = right;
         let at = asked.len();
         ring[at..at + 2].copy_from_slice(&[0xc0, u8::try_from(at).expect("short")]);
-        assert_eq!(read(&ring), Reply::Failed);
+        assert_eq!(read(&ring), DnsReply::Failed);
     }
 
     #[test]
     fn six() {
-        let asked = question(1, "a", Kind::V6).expect("a name");
+        let asked = question(1, "a", DnsQuestionKind::V6).expect("a name");
         let message = reply(&asked, 0, &[("", 28, &[0x20; 16])]);
         assert_eq!(
-            answer(1, "a", Kind::V6, &message),
+            answer(1, "a", DnsQuestionKind::V6, &message),
             ips(&["2020:2020:2020:2020:2020:2020:2020:2020"])
         );
     }
@@ -332,7 +343,7 @@ pub(crate) mod tests {
         let long = "x".repeat(64);
         let many = "abc.".repeat(64) + "de";
         for name in ["", ".", "a..b", "a.", &long, &many, "\u{e9}.example"] {
-            assert_eq!(question(0, name, Kind::V4), None, "{name}");
+            assert_eq!(question(0, name, DnsQuestionKind::V4), None, "{name}");
         }
     }
 }

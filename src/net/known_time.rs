@@ -14,7 +14,7 @@ use rustls::pki_types::UnixTime;
 use rustls::{CertificateError, Error};
 
 use super::tls::unix_time;
-use crate::api::{Mono, Wall};
+use crate::api::{MonoTime, WallTime};
 use crate::sys::clock;
 
 /// Time for which a word about the time counts: some renewals of the lease, each of which brings another.
@@ -25,33 +25,33 @@ const MAX_LATER: u32 = 3;
 const BUILT: Option<&str> = option_env!("SOURCE_DATE_EPOCH");
 
 /// The process's knowledge of the time.
-pub(crate) static KNOWN: Known = Known::new();
+pub(crate) static KNOWN: SharedKnownTime = SharedKnownTime::new();
 
 /// See the module.
-pub(crate) struct Known(Mutex<KnownTime>);
+pub(crate) struct SharedKnownTime(Mutex<KnownTime>);
 
-impl Known {
+impl SharedKnownTime {
     /// Knows no time yet.
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(KnownTime {
-            floor: Wall(i64::MIN),
+            floor: WallTime(i64::MIN),
             told: None,
         }))
     }
 
     /// Notes that it is later than `moment`: a signature shows that.
-    pub(crate) fn passed(&self, moment: Wall) {
+    pub(crate) fn passed(&self, moment: WallTime) {
         let mut known = self.lock();
         known.floor = known.floor.max(moment);
     }
 
     /// Takes the present time from a source that is trusted.
-    pub(crate) fn told(&self, time: Wall) {
+    pub(crate) fn told(&self, time: WallTime) {
         self.lock().told = Some((time, clock::mono()));
     }
 
     /// The time for certificates.
-    pub(crate) fn now(&self) -> Moment {
+    pub(crate) fn now(&self) -> CertificateTime {
         let synchronized = clock::synchronized() == Some(true);
         self.lock().now(clock::wall(), clock::mono(), synchronized)
     }
@@ -64,41 +64,41 @@ impl Known {
 #[derive(Debug)]
 struct KnownTime {
     /// Lower bound: the present is later.
-    floor: Wall,
+    floor: WallTime,
     /// Last time that was told, and the monotonic time at which it was.
-    told: Option<(Wall, Mono)>,
+    told: Option<(WallTime, MonoTime)>,
 }
 
 /// A time for certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Moment {
-    pub(crate) at: Wall,
+pub(crate) struct CertificateTime {
+    pub(crate) at: WallTime,
     /// Set if the time is known to be right. Else it may be later, by years.
     pub(crate) is_sure: bool,
 }
 
 impl KnownTime {
     /// The best time to judge by. `synchronized`: the kernel says that `wall` is kept right.
-    fn now(&self, wall: Wall, now: Mono, synchronized: bool) -> Moment {
+    fn now(&self, wall: WallTime, now: MonoTime, synchronized: bool) -> CertificateTime {
         if synchronized {
-            return Moment {
+            return CertificateTime {
                 at: wall,
                 is_sure: true,
             };
         }
         let built = BUILT.and_then(|text| text.parse().ok());
-        let earliest = built.map_or(self.floor, |at| self.floor.max(Wall::from_secs(at)));
+        let earliest = built.map_or(self.floor, |at| self.floor.max(WallTime::from_secs(at)));
         // An earlier time that was told is wrong.
         let told = self.told.filter(|(time, _)| *time >= earliest);
         match told.map(|(time, then)| (time, now - then)) {
             Some((time, since)) if since < TOLD_FOR => {
                 let since = i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
-                Moment {
-                    at: Wall(time.0.saturating_add(since)),
+                CertificateTime {
+                    at: WallTime(time.0.saturating_add(since)),
                     is_sure: true,
                 }
             }
-            Some(_) | None => Moment {
+            Some(_) | None => CertificateTime {
                 at: wall.max(earliest),
                 is_sure: false,
             },
@@ -106,7 +106,7 @@ impl KnownTime {
     }
 }
 
-impl Moment {
+impl CertificateTime {
     /// Asks a verifier at this time; if it may be later, then also at the times when certificates of the chain begin.
     pub(crate) fn judge<T>(
         self,
@@ -131,12 +131,12 @@ impl Moment {
 #[cfg(test)]
 mod testing {
     //! Looks for tests.
-    use super::{Known, Moment};
-    use crate::api::{Mono, Wall};
+    use super::{CertificateTime, SharedKnownTime};
+    use crate::api::{MonoTime, WallTime};
 
-    impl Known {
+    impl SharedKnownTime {
         /// The time for certificates while the clock is not kept right.
-        pub(crate) fn at(&self, wall: Wall, now: Mono) -> Moment {
+        pub(crate) fn at(&self, wall: WallTime, now: MonoTime) -> CertificateTime {
             self.lock().now(wall, now, false)
         }
     }
@@ -160,33 +160,41 @@ mod tests {
     fn what_is_known() {
         // TIME-02 TIME-03
         let built: i64 = BUILT.map_or(0, |text| text.parse().expect("a number"));
-        let (early, late) = (Wall::from_secs(60), Wall::from_secs(built + 5_000_000));
-        let of = |at, is_sure| Moment { at, is_sure };
-        let known = Known::new();
+        let (early, late) = (
+            WallTime::from_secs(60),
+            WallTime::from_secs(built + 5_000_000),
+        );
+        let of = |at, is_sure| CertificateTime { at, is_sure };
+        let known = SharedKnownTime::new();
         let now = |wall, now, synchronized| known.lock().now(wall, now, synchronized);
-        assert_eq!(now(late, Mono(0), false), of(late, false));
-        assert_eq!(now(early, Mono(0), true), of(early, true));
+        assert_eq!(now(late, MonoTime(0), false), of(late, false));
+        assert_eq!(now(early, MonoTime(0), true), of(early, true));
         known.passed(late);
         known.passed(early);
-        assert_eq!(now(early, Mono(0), false), of(late, false));
+        assert_eq!(now(early, MonoTime(0), false), of(late, false));
         // A told time counts until the clock is kept right, whatever the clock shows, and goes on by uptime.
-        let told = Wall::from_secs(built + 9_000_000);
-        known.lock().told = Some((told, Mono(7_000)));
-        let later = Wall(told.0 + 3 * S);
-        for wall in [early, Wall::from_secs(built + 700_000_000)] {
-            assert_eq!(now(wall, Mono(10_000), false), of(later, true));
-            assert_eq!(now(wall, Mono(10_000), true), of(wall, true));
+        let told = WallTime::from_secs(built + 9_000_000);
+        known.lock().told = Some((told, MonoTime(7_000)));
+        let later = WallTime(told.0 + 3 * S);
+        for wall in [early, WallTime::from_secs(built + 700_000_000)] {
+            assert_eq!(now(wall, MonoTime(10_000), false), of(later, true));
+            assert_eq!(now(wall, MonoTime(10_000), true), of(wall, true));
         }
         // An old word is not believed for ever, nor is an impossible one.
-        let then = Mono(7_000) + TOLD_FOR;
+        let then = MonoTime(7_000) + TOLD_FOR;
         assert_eq!(now(early, then, false), of(late, false));
-        known.lock().told = Some((early, Mono(10_000)));
-        assert_eq!(now(early, Mono(10_000), false), of(late, false));
+        known.lock().told = Some((early, MonoTime(10_000)));
+        assert_eq!(now(early, MonoTime(10_000), false), of(late, false));
     }
 
     /// Has a verifier of one CA judge a chain: a CA below it that begins and ends so many seconds from now, and a
     /// certificate signed by that CA.
-    fn verify(below: (i64, i64), own: (i64, i64), moment: Moment, name: &str) -> Result<(), Error> {
+    fn verify(
+        below: (i64, i64),
+        own: (i64, i64),
+        moment: CertificateTime,
+        name: &str,
+    ) -> Result<(), Error> {
         let at = |seconds| clock::wall().date_time() + time::Duration::seconds(seconds);
         let made = |times: (i64, i64), is_ca: bool| {
             let mut params = CertificateParams::new(vec!["a".into()]).expect("params");
@@ -223,7 +231,7 @@ mod tests {
     fn who_is_taken() {
         // TIME-03
         const GOOD: (i64, i64) = (-1000, 1000);
-        let of = |is_sure| Moment {
+        let of = |is_sure| CertificateTime {
             at: clock::wall(),
             is_sure,
         };
@@ -254,8 +262,8 @@ mod tests {
         }
         let verdict = verify(GOOD, (500, 900), of(false), "b");
         assert!(verdict.is_err(), "another's name");
-        let before = Moment {
-            at: Wall(-1),
+        let before = CertificateTime {
+            at: WallTime(-1),
             is_sure: false,
         };
         let verdict = verify(GOOD, GOOD, before, "a");

@@ -82,13 +82,13 @@ const fn ip_header(ip: IpAddr) -> u64 {
 
 /// Meter of one connection's bytes.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct ConnectionMeter {
     known: TcpCounts,
     /// Header of IP, bytes; `None`: the connection does not leave this machine.
     header: Option<u64>,
 }
 
-impl Meter {
+impl ConnectionMeter {
     /// Makes the meter of a connection. No byte of it is counted yet.
     pub(crate) fn new(socket: &TcpStream) -> Self {
         let ends = socket
@@ -206,16 +206,16 @@ fn leads_to_device(interface: &Path, most: u32) -> bool {
 
 /// A connection of the executor that is counted.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub(crate) struct CountedConnection {
     stream: Async<TcpStream>,
-    meter: Meter,
+    meter: ConnectionMeter,
     class: Rc<Cell<LinkClass>>,
 }
 
-impl Counted {
+impl CountedConnection {
     /// Counts `stream` by `class`, which may change: later bytes are of the new class.
     pub(crate) fn new(stream: Async<TcpStream>, class: Rc<Cell<LinkClass>>) -> Self {
-        let meter = Meter::new(stream.get_ref());
+        let meter = ConnectionMeter::new(stream.get_ref());
         Self {
             stream,
             meter,
@@ -233,13 +233,13 @@ impl Counted {
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         self.meter.end(self.stream.get_ref(), self.class.get());
     }
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -254,7 +254,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountedConnection {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -325,7 +325,7 @@ mod tests {
         far.read_exact(&mut [0]).expect("read");
         // Nothing in this program's tests updates.
         let before = counted().0[LinkClass::Update as usize];
-        let mut meter = Meter::new(&near);
+        let mut meter = ConnectionMeter::new(&near);
         meter.look(&near, LinkClass::Update);
         meter.end(&near, LinkClass::Update);
         assert_eq!(counted().0[LinkClass::Update as usize], before);

@@ -38,6 +38,6 @@ pub mod url;
 mod watch;
 pub mod way;
 
-pub(crate) use names::Names;
+pub(crate) use names::NameResolver;
 pub use proxies::ProxyVariables;
 pub use url::{Url, UrlError};

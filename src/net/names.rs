@@ -19,11 +19,11 @@ use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
-use super::dns::{self, Kind, Reply};
-use super::meter::{self, Meter};
-use crate::api::Mono;
+use super::dns::{self, DnsQuestionKind, DnsReply};
+use super::meter::{self, ConnectionMeter};
+use crate::api::MonoTime;
 use crate::api::link::LinkClass;
-use crate::api::order::Order as _;
+use crate::api::order::OrderExt as _;
 use crate::sys::clock;
 
 /// Bytes read of either file.
@@ -48,7 +48,7 @@ const MAX_DATAGRAM: usize = 4096;
 
 /// Finds addresses.
 #[derive(Debug)]
-pub(crate) struct Names {
+pub(crate) struct NameResolver {
     hosts: PathBuf,
     resolv: PathBuf,
     /// Port of name servers.
@@ -57,7 +57,7 @@ pub(crate) struct Names {
 
 /// Settings in `/etc/resolv.conf`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Settings {
+struct ResolverSettings {
     servers: Vec<SocketAddr>,
     domains: Vec<String>,
     /// Number of dots from which a name is first tried as it is.
@@ -68,16 +68,16 @@ struct Settings {
 
 /// Reason why a look-up found no address.
 #[derive(Debug)]
-enum Unknown {
+enum LookupError {
     /// The servers say so.
     NoSuchName,
     /// No server answers; the last one's error.
     NoAnswer(String),
 }
 
-impl Unknown {
-    fn of(self, host: &str) -> Unresolved {
-        Unresolved {
+impl LookupError {
+    fn of(self, host: &str) -> UnresolvedHost {
+        UnresolvedHost {
             host: host.into(),
             why: self,
         }
@@ -86,17 +86,17 @@ impl Unknown {
 
 /// Error of a host without an address.
 #[derive(Debug)]
-pub(crate) struct Unresolved {
+pub(crate) struct UnresolvedHost {
     host: String,
-    why: Unknown,
+    why: LookupError,
 }
 
-impl fmt::Display for Unresolved {
+impl fmt::Display for UnresolvedHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let host = &self.host;
         match &self.why {
-            Unknown::NoSuchName => write!(f, "there is no address for the name {host}"),
-            Unknown::NoAnswer(why) => write!(
+            LookupError::NoSuchName => write!(f, "there is no address for the name {host}"),
+            LookupError::NoAnswer(why) => write!(
                 f,
                 "cannot find the address of {host}: no name server answers ({why})"
             ),
@@ -104,9 +104,9 @@ impl fmt::Display for Unresolved {
     }
 }
 
-impl core::error::Error for Unresolved {}
+impl core::error::Error for UnresolvedHost {}
 
-impl Names {
+impl NameResolver {
     /// Look-ups with this machine's configuration.
     pub(crate) fn system() -> Self {
         Self {
@@ -117,13 +117,17 @@ impl Names {
     }
 
     /// The addresses of a host, best first. Blocks for `time` at the latest.
-    pub(crate) fn addresses(&self, host: &str, time: Duration) -> Result<Vec<IpAddr>, Unresolved> {
+    pub(crate) fn addresses(
+        &self,
+        host: &str,
+        time: Duration,
+    ) -> Result<Vec<IpAddr>, UnresolvedHost> {
         let end = clock::mono() + time.min(MAX_ANSWER_TIME);
         self.lookup(host, end).map_err(|why| why.of(host))
     }
 
     /// The addresses of a host, best first. Blocks until `end` at the latest.
-    fn lookup(&self, host: &str, end: Mono) -> Result<Vec<IpAddr>, Unknown> {
+    fn lookup(&self, host: &str, end: MonoTime) -> Result<Vec<IpAddr>, LookupError> {
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         if let Ok(address) = bare.parse() {
             return Ok(vec![address]);
@@ -141,7 +145,7 @@ impl Names {
     }
 }
 
-impl Resolver for Names {
+impl Resolver for NameResolver {
     fn resolve(
         &self,
         uri: &Uri,
@@ -189,8 +193,8 @@ fn in_hosts(text: &str, name: &str) -> Vec<IpAddr> {
     found
 }
 
-fn settings(text: &str, port: u16) -> Settings {
-    let mut settings = Settings {
+fn settings(text: &str, port: u16) -> ResolverSettings {
+    let mut settings = ResolverSettings {
         servers: Vec::new(),
         domains: Vec::new(),
         dots: 1,
@@ -253,7 +257,7 @@ fn server(text: &str, port: u16) -> Option<SocketAddr> {
 }
 
 /// The names that `name` may be short for, in the order in which they are asked for.
-fn candidates(settings: &Settings, name: &str, whole: bool) -> Vec<String> {
+fn candidates(settings: &ResolverSettings, name: &str, whole: bool) -> Vec<String> {
     let dots = name.bytes().filter(|b| *b == b'.').count();
     let mut names: Vec<String> = Vec::new();
     if !whole {
@@ -274,11 +278,11 @@ fn candidates(settings: &Settings, name: &str, whole: bool) -> Vec<String> {
 }
 
 fn ask_all(
-    settings: &Settings,
+    settings: &ResolverSettings,
     name: &str,
     whole: bool,
-    end: Mono,
-) -> Result<Vec<IpAddr>, Unknown> {
+    end: MonoTime,
+) -> Result<Vec<IpAddr>, LookupError> {
     let mut silent = None;
     for candidate in candidates(settings, name, whole) {
         match ask(settings, &candidate, end) {
@@ -288,18 +292,18 @@ fn ask_all(
         }
     }
     // Of a name that no server could speak of it is not known whether it is there.
-    Err(silent.unwrap_or(Unknown::NoSuchName))
+    Err(silent.unwrap_or(LookupError::NoSuchName))
 }
 
 /// Asks the servers, one after the other, until one can tell. Errors: that of the last one.
-fn ask(settings: &Settings, name: &str, end: Mono) -> Result<Vec<IpAddr>, Unknown> {
-    let mut why = Unknown::NoAnswer("none is named".into());
+fn ask(settings: &ResolverSettings, name: &str, end: MonoTime) -> Result<Vec<IpAddr>, LookupError> {
+    let mut why = LookupError::NoAnswer("none is named".into());
     for _ in 0..settings.rounds {
         for server in &settings.servers {
             let until = end.min(clock::mono() + settings.time);
             match ask_server(*server, name, until) {
                 Ok(found) => return Ok(found),
-                Err(e) => why = Unknown::NoAnswer(format!("{}: {e}", server.ip())),
+                Err(e) => why = LookupError::NoAnswer(format!("{}: {e}", server.ip())),
             }
             if clock::mono() >= end {
                 return Err(why);
@@ -310,7 +314,7 @@ fn ask(settings: &Settings, name: &str, end: Mono) -> Result<Vec<IpAddr>, Unknow
 }
 
 /// Asks one server for both kinds of addresses at once.
-fn ask_server(server: SocketAddr, name: &str, until: Mono) -> io::Result<Vec<IpAddr>> {
+fn ask_server(server: SocketAddr, name: &str, until: MonoTime) -> io::Result<Vec<IpAddr>> {
     let any: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -318,7 +322,7 @@ fn ask_server(server: SocketAddr, name: &str, until: Mono) -> io::Result<Vec<IpA
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(server)?;
     let mut open = Vec::new();
-    for kind in [Kind::V6, Kind::V4] {
+    for kind in [DnsQuestionKind::V6, DnsQuestionKind::V4] {
         let id = random()?;
         let Some(question) = dns::question(id, name, kind) else {
             return Ok(Vec::new());
@@ -348,17 +352,17 @@ fn ask_server(server: SocketAddr, name: &str, until: Mono) -> io::Result<Vec<IpA
         while n < open.len() {
             let (id, kind, question) = &open[n];
             let reply = match dns::answer(*id, name, *kind, &message[..length]) {
-                Reply::Cut => ask_by_stream(server, name, (*id, *kind, question), until),
+                DnsReply::Cut => ask_by_stream(server, name, (*id, *kind, question), until),
                 reply => Ok(reply),
             };
             match reply {
-                Ok(Reply::Other | Reply::Cut) => {
+                Ok(DnsReply::Other | DnsReply::Cut) => {
                     n += 1;
                     continue;
                 }
-                Ok(Reply::Failed) => failed = Some(io::Error::other("it cannot answer")),
+                Ok(DnsReply::Failed) => failed = Some(io::Error::other("it cannot answer")),
                 Err(e) => failed = Some(e),
-                Ok(Reply::Addresses(addresses)) => found.extend(addresses),
+                Ok(DnsReply::Addresses(addresses)) => found.extend(addresses),
             }
             open.remove(n);
         }
@@ -377,9 +381,9 @@ fn ask_server(server: SocketAddr, name: &str, until: Mono) -> io::Result<Vec<IpA
 fn ask_by_stream(
     server: SocketAddr,
     name: &str,
-    (id, kind, question): (u16, Kind, &[u8]),
-    until: Mono,
-) -> io::Result<Reply> {
+    (id, kind, question): (u16, DnsQuestionKind, &[u8]),
+    until: MonoTime,
+) -> io::Result<DnsReply> {
     let mut stream = TcpStream::connect_timeout(&server, left(until)?)?;
     stream.set_write_timeout(Some(left(until)?))?;
     stream.set_read_timeout(Some(left(until)?))?;
@@ -390,15 +394,15 @@ fn ask_by_stream(
     let mut message = vec![0; usize::from(u16::from_be_bytes(head))];
     stream.set_read_timeout(Some(left(until)?))?;
     stream.read_exact(&mut message).map_err(in_words)?;
-    Meter::new(&stream).end(&stream, LinkClass::Api);
+    ConnectionMeter::new(&stream).end(&stream, LinkClass::Api);
     match dns::answer(id, name, kind, &message) {
-        Reply::Other | Reply::Cut => Err(io::Error::other("its answer is none")),
+        DnsReply::Other | DnsReply::Cut => Err(io::Error::other("its answer is none")),
         reply => Ok(reply),
     }
 }
 
 /// Time until then. Errors: it is over.
-fn left(until: Mono) -> io::Result<Duration> {
+fn left(until: MonoTime) -> io::Result<Duration> {
     match until.since_ms(clock::mono()) {
         0 => Err(io::Error::new(io::ErrorKind::TimedOut, "it is silent")),
         ms => Ok(Duration::from_millis(ms)),
@@ -456,7 +460,7 @@ mod tests {
         texts.iter().map(|t| t.parse().expect("address")).collect()
     }
 
-    fn soon() -> Mono {
+    fn soon() -> MonoTime {
         clock::mono() + Duration::from_secs(20)
     }
 
@@ -483,7 +487,7 @@ mod tests {
         );
         assert_eq!(
             found,
-            Settings {
+            ResolverSettings {
                 servers: ips(&["10.0.0.1", "::1", "10.0.0.3"])
                     .into_iter()
                     .map(|ip| (ip, 53).into())
@@ -579,10 +583,10 @@ mod tests {
         port
     }
 
-    fn names(scratch: &Scratch, resolv: &str, port: u16) -> Names {
+    fn names(scratch: &Scratch, resolv: &str, port: u16) -> NameResolver {
         fs::write(scratch.join("hosts"), "10.9.9.9 listed.example\n").expect("hosts");
         fs::write(scratch.join("resolv.conf"), resolv).expect("resolv.conf");
-        Names {
+        NameResolver {
             hosts: scratch.join("hosts"),
             resolv: scratch.join("resolv.conf"),
             port,
@@ -639,7 +643,7 @@ mod tests {
         assert_eq!(four, ips(&["127.0.0.4"]));
         assert!(matches!(
             names.lookup("six.example", soon()),
-            Err(Unknown::NoAnswer(_))
+            Err(LookupError::NoAnswer(_))
         ));
         let both = names.lookup("both.example", soon()).expect("both");
         assert!(both.contains(&Ipv4Addr::LOCALHOST.into()), "{both:?}");
@@ -657,11 +661,14 @@ mod tests {
         );
         assert!(matches!(
             names.lookup("gone.example", soon()),
-            Err(Unknown::NoSuchName)
+            Err(LookupError::NoSuchName)
         ));
-        assert!(matches!(names.lookup("", soon()), Err(Unknown::NoSuchName)));
+        assert!(matches!(
+            names.lookup("", soon()),
+            Err(LookupError::NoSuchName)
+        ));
         assert!(
-            matches!(names.lookup("broken.example", soon()), Err(Unknown::NoAnswer(why)) if why.contains("cannot answer"))
+            matches!(names.lookup("broken.example", soon()), Err(LookupError::NoAnswer(why)) if why.contains("cannot answer"))
         );
     }
 
@@ -728,13 +735,13 @@ mod tests {
         let end = before + Duration::from_millis(200);
         let error = names.lookup("r.example", end).expect_err("silent");
         assert!(
-            matches!(&error, Unknown::NoAnswer(why) if why.contains("silent")),
+            matches!(&error, LookupError::NoAnswer(why) if why.contains("silent")),
             "{error:?}"
         );
         assert!(clock::mono() - before >= Duration::from_millis(150));
         drop(silent);
         let end = clock::mono() + Duration::from_millis(200);
         let error = names.lookup("r.example", end).expect_err("refused");
-        assert!(matches!(error, Unknown::NoAnswer(_)), "{error:?}");
+        assert!(matches!(error, LookupError::NoAnswer(_)), "{error:?}");
     }
 }

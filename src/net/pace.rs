@@ -8,19 +8,19 @@ use crate::sys::clock;
 
 /// Tells waiting threads to end.
 #[derive(Debug, Default)]
-pub struct Stop {
+pub struct StopFlag {
     stopped: Mutex<bool>,
     bell: Condvar,
 }
 
-impl Stop {
+impl StopFlag {
     /// Ends all waiting, now and later.
     pub fn stop(&self) {
         *self.lock() = true;
         self.bell.notify_all();
     }
 
-    /// Returns true if [`Stop::stop`] was called.
+    /// Returns true if [`StopFlag::stop`] was called.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         *self.lock()
@@ -47,14 +47,14 @@ impl Stop {
 
 /// Delays between attempts: doubling, with jitter, starting over when there is progress.
 #[derive(Debug)]
-pub(crate) struct Delays {
+pub(crate) struct RetryDelays {
     base: Duration,
     longest: Duration,
     next: Duration,
     random: u64,
 }
 
-impl Delays {
+impl RetryDelays {
     /// Starts with `base`, ends with `longest`.
     pub(crate) fn new(base: Duration, longest: Duration) -> Self {
         // Boards that lost the same link must not come back in step: the address of a local differs between
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn delays_double_within_their_bounds() {
-        let mut delays = Delays::new(RETRY, MAX_RETRY);
+        let mut delays = RetryDelays::new(RETRY, MAX_RETRY);
         for step_ms in [500, 1000, 2000, 4000, 8000, 15_000, 15_000] {
             let step = Duration::from_millis(step_ms);
             let delay = delays.next();
@@ -104,6 +104,6 @@ mod tests {
         }
         delays.reset();
         assert!(delays.next() <= RETRY);
-        assert_ne!(Delays::new(MAX_RETRY, MAX_RETRY).random, 0);
+        assert_ne!(RetryDelays::new(MAX_RETRY, MAX_RETRY).random, 0);
     }
 }

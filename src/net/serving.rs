@@ -20,15 +20,15 @@ use rustls::{
     CipherSuite, NamedGroup, ProtocolVersion, RootCertStore, ServerConfig, SupportedProtocolVersion,
 };
 
-use super::any_peer::{AnyPeer, Proof};
-use super::known_time::Moment;
+use super::any_peer::{AnyPeer, PeerProof};
+use super::known_time::CertificateTime;
 use super::tls::{OwnClock, TlsError, certificates};
 
 /// Certificates of authorities taken at most.
 const MAX_AUTHORITIES: usize = 100;
 /// Offer of TLS versions, suites and curves to clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Offer {
+pub struct TlsOffer {
     /// `tlsCipherSuites`: names of suites of TLS 1.2, as IANA has them; empty: all. Those of 1.3 are always offered.
     pub cipher_suites: Vec<String>,
     /// `tlsCurvePreferences`, as Go names them; empty: all.
@@ -113,7 +113,10 @@ pub fn is_suite(name: &str) -> bool {
 /// kept.
 ///
 /// - Errors: the rest of the offer suits no client.
-pub(crate) fn config(offer: &Offer, shown: Arc<Shown>) -> Result<Arc<ServerConfig>, TlsError> {
+pub(crate) fn config(
+    offer: &TlsOffer,
+    shown: Arc<ServingCertificateSlot>,
+) -> Result<Arc<ServerConfig>, TlsError> {
     let wrong = |e: rustls::Error| TlsError::Unusable(e.to_string());
     let mut provider = ring::default_provider();
     if !offer.cipher_suites.is_empty() {
@@ -143,7 +146,7 @@ pub(crate) fn config(offer: &Offer, shown: Arc<Shown>) -> Result<Arc<ServerConfi
         .with_protocol_versions(&versions)
         .map_err(wrong)?;
     let builder = match offer.client_certificates {
-        true => builder.with_client_cert_verifier(Arc::new(AnyPeer::new(Proof::Key))),
+        true => builder.with_client_cert_verifier(Arc::new(AnyPeer::new(PeerProof::Key))),
         false => builder.with_no_client_auth(),
     };
     let mut config = builder.with_cert_resolver(shown);
@@ -155,9 +158,9 @@ pub(crate) fn config(offer: &Offer, shown: Arc<Shown>) -> Result<Arc<ServerConfi
 
 /// The certificate that is shown. Without one no handshake ends well.
 #[derive(Default)]
-pub struct Shown(Mutex<Option<Arc<CertifiedKey>>>);
+pub struct ServingCertificateSlot(Mutex<Option<Arc<CertifiedKey>>>);
 
-impl Shown {
+impl ServingCertificateSlot {
     /// Shows another one from now on; connections that there are keep theirs.
     ///
     /// - Errors: it is none, or the key is another's; the old one is shown on.
@@ -176,7 +179,7 @@ impl Shown {
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for ServingCertificateSlot {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0
             .lock()
@@ -185,16 +188,16 @@ impl ResolvesServerCert for Shown {
     }
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for ServingCertificateSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Shown")
     }
 }
 
 /// Authorities that may sign certificates of clients.
-pub struct Authorities(Arc<dyn ClientCertVerifier>);
+pub struct ClientAuthorities(Arc<dyn ClientCertVerifier>);
 
-impl Authorities {
+impl ClientAuthorities {
     /// Reads the authorities.
     ///
     /// - Errors: there is none among the text.
@@ -212,12 +215,16 @@ impl Authorities {
     }
 
     /// Checks that the authorities vouch, at this time, for the first certificate of the chain.
-    pub(crate) fn vouch(&self, chain: &[CertificateDer<'_>], now: Moment) -> Result<(), Stranger> {
-        let (own, others) = chain.split_first().ok_or(Stranger::NoCertificate)?;
+    pub(crate) fn vouch(
+        &self,
+        chain: &[CertificateDer<'_>],
+        now: CertificateTime,
+    ) -> Result<(), UnverifiedClient> {
+        let (own, others) = chain.split_first().ok_or(UnverifiedClient::NoCertificate)?;
         let vouched = now.judge(|now| self.0.verify_client_cert(own, others, now));
         match vouched {
             Ok(_) => Ok(()),
-            Err(rustls::Error::FailedToGetCurrentTime) => Err(Stranger::Clock),
+            Err(rustls::Error::FailedToGetCurrentTime) => Err(UnverifiedClient::Clock),
             Err(e) => Err(e.into()),
         }
     }
@@ -225,7 +232,7 @@ impl Authorities {
 
 /// Reason why no authority vouches for a client.
 #[derive(Debug, PartialEq, thiserror::Error)]
-pub(crate) enum Stranger {
+pub(crate) enum UnverifiedClient {
     /// The client showed no certificate.
     #[error("there is no certificate")]
     NoCertificate,
@@ -237,7 +244,7 @@ pub(crate) enum Stranger {
     Certificate(#[from] rustls::Error),
 }
 
-impl Stranger {
+impl UnverifiedClient {
     /// Returns true if the answer may change with the time.
     pub(crate) const fn is_of_the_time(&self) -> bool {
         use rustls::CertificateError as Certificate;
@@ -254,7 +261,7 @@ impl Stranger {
     }
 }
 
-impl fmt::Debug for Authorities {
+impl fmt::Debug for ClientAuthorities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Authorities")
     }
@@ -265,7 +272,7 @@ mod testing {
     //! Looks for tests.
     use super::*;
 
-    impl Authorities {
+    impl ClientAuthorities {
         /// Makes authorities with the verifier of a test.
         pub(crate) fn staged(verifier: Arc<dyn ClientCertVerifier>) -> Self {
             Self(verifier)
@@ -288,32 +295,32 @@ mod tests {
     fn offers() {
         // BOOT-13
         let names = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let versions = |offer: &Offer| {
+        let versions = |offer: &TlsOffer| {
             let config = config(offer, Arc::default()).expect("config");
             (
                 config.crypto_provider().cipher_suites.len(),
                 config.crypto_provider().kx_groups.len(),
             )
         };
-        let (all, curves) = versions(&Offer::default());
+        let (all, curves) = versions(&TlsOffer::default());
         assert!(all > 4 && curves > 1);
-        let one = Offer {
+        let one = TlsOffer {
             cipher_suites: names(&[
                 "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
                 "TLS_RSA_WITH_AES_128_CBC_SHA",
             ]),
             curves: names(&["CurveP256"]),
-            ..Offer::default()
+            ..TlsOffer::default()
         };
         assert_eq!(versions(&one), (4, 1));
-        let none = Offer {
+        let none = TlsOffer {
             cipher_suites: names(&["TLS_RSA_WITH_AES_128_CBC_SHA"]),
-            ..Offer::default()
+            ..TlsOffer::default()
         };
         assert_eq!(versions(&none).0, 3, "those of 1.3");
-        let strange = Offer {
+        let strange = TlsOffer {
             curves: names(&["X448"]),
-            ..Offer::default()
+            ..TlsOffer::default()
         };
         assert!(config(&strange, Arc::default()).is_err());
         assert!(is_suite("TLS_AES_128_GCM_SHA256") && is_suite("TLS_RSA_WITH_AES_256_CBC_SHA"));
@@ -324,10 +331,13 @@ mod tests {
     fn who_is_vouched_for() {
         // SRV-05 TIME-03
         let (ours, other) = (Authority::new(), Authority::new());
-        let authorities = Authorities::read(ours.pem.as_bytes()).expect("authorities");
+        let authorities = ClientAuthorities::read(ours.pem.as_bytes()).expect("authorities");
         let at = |pem: &str, is_sure| {
             let at = clock::wall();
-            authorities.vouch(&certificates(pem.as_bytes()), Moment { at, is_sure })
+            authorities.vouch(
+                &certificates(pem.as_bytes()),
+                CertificateTime { at, is_sure },
+            )
         };
         let vouch = |pem: &str| at(pem, true);
         assert_eq!(vouch(&ours.client("o", "n", NOW).certificate), Ok(()));
@@ -347,14 +357,14 @@ mod tests {
         }
         let later = ours.client("o", "n", (50, 100)).certificate;
         assert_eq!(at(&later, false), Ok(()), "by a clock that may be wrong");
-        assert!(Authorities::read(b"").is_err());
+        assert!(ClientAuthorities::read(b"").is_err());
     }
 
     #[test]
     fn what_is_shown() {
         let ca = Authority::new();
         let (one, other) = (ca.server(&["a"], NOW), ca.server(&["b"], NOW));
-        let shown = Shown::default();
+        let shown = ServingCertificateSlot::default();
         shown
             .show(one.certificate.as_bytes(), one.key.as_bytes())
             .expect("pair");

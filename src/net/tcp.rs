@@ -20,8 +20,8 @@ use ureq::unversioned::transport::{
     Transport,
 };
 
-use super::meter::Meter;
-use super::way::Peer;
+use super::meter::ConnectionMeter;
+use super::way::PeerAddress;
 use crate::api::link::LinkClass;
 use crate::sys::clock;
 
@@ -46,7 +46,7 @@ pub(crate) struct LongTcpConnector {
     /// Class that the counted bytes belong to.
     pub(crate) class: LinkClass,
     /// Receiver of the address that was reached, if one wants to know.
-    pub(crate) peer: Option<Arc<Peer>>,
+    pub(crate) peer: Option<Arc<PeerAddress>>,
 }
 
 impl<In: Transport> Connector<In> for LongTcpConnector {
@@ -78,7 +78,7 @@ impl<In: Transport> Connector<In> for LongTcpConnector {
                     let stream = Arc::new(stream);
                     let handle: Weak<dyn ShutdownHandle> = Arc::downgrade(&stream) as _;
                     (details.register_shutdown)(handle)?;
-                    let meter = Meter::new(&stream);
+                    let meter = ConnectionMeter::new(&stream);
                     return Ok(Some(Either::B(LongTcp {
                         stream,
                         buffers,
@@ -111,7 +111,7 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 pub(crate) struct LongTcp {
     stream: Arc<TcpStream>,
     buffers: LazyBuffers,
-    meter: Meter,
+    meter: ConnectionMeter,
     class: LinkClass,
 }
 

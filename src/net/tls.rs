@@ -25,9 +25,9 @@ use ureq::unversioned::transport::{
     TransportAdapter,
 };
 
-use super::any_peer::{AnyPeer, Proof};
+use super::any_peer::{AnyPeer, PeerProof};
 use super::known_time::KNOWN;
-use crate::api::Wall;
+use crate::api::WallTime;
 use crate::sys::file;
 
 /// Largest file of certificates read, bytes. A system's CAs have about 220 KiB.
@@ -63,7 +63,7 @@ pub enum TlsError {
 
 /// PEM text.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Pem<'a> {
+pub(crate) enum PemSource<'a> {
     /// Text in a file.
     File(&'a Path),
     /// Text in memory, with the name of the place that it is from.
@@ -72,28 +72,28 @@ pub(crate) enum Pem<'a> {
 
 /// Certificates that are taken from a server.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Roots<'a> {
+pub(crate) enum ServerRoots<'a> {
     /// Certificates signed by CAs of this machine, or by the given ones.
-    SystemAnd(Option<Pem<'a>>),
+    SystemAnd(Option<PemSource<'a>>),
     /// Certificates signed by the given CAs.
-    Only(Pem<'a>),
+    Only(PemSource<'a>),
     /// Any certificate, with that proof: `insecure_skip_verify`, or a probe.
-    Any(Proof),
+    Any(PeerProof),
 }
 
 /// A client certificate and its key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Identity<'a> {
+pub(crate) struct ClientIdentity<'a> {
     /// The certificate, then the chain of its signers.
-    pub(crate) chain: Pem<'a>,
+    pub(crate) chain: PemSource<'a>,
     /// The key. May be the same text.
-    pub(crate) key: Pem<'a>,
+    pub(crate) key: PemSource<'a>,
 }
 
 /// Makes the TLS configuration for a server.
 pub(crate) fn config(
-    roots: Roots<'_>,
-    identity: Option<Identity<'_>>,
+    roots: ServerRoots<'_>,
+    identity: Option<ClientIdentity<'_>>,
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let wrong = |e: rustls::Error| TlsError::Unusable(e.to_string());
     let provider = Arc::new(ring::default_provider());
@@ -101,14 +101,14 @@ pub(crate) fn config(
         .with_safe_default_protocol_versions()
         .map_err(wrong)?;
     let builder = match roots {
-        Roots::Any(proof) => builder
+        ServerRoots::Any(proof) => builder
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AnyPeer::new(proof))),
-        Roots::SystemAnd(more) => {
+        ServerRoots::SystemAnd(more) => {
             let (roots, given) = system_roots(more)?;
             verified(builder, roots, given)?
         }
-        Roots::Only(pem) => {
+        ServerRoots::Only(pem) => {
             let mut store = RootCertStore::empty();
             let given = add(&mut store, pem)?;
             if store.is_empty() {
@@ -144,7 +144,7 @@ fn verified(
     let signed = signed.map_err(|e| TlsError::Unusable(e.to_string()))?;
     Ok(builder
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Verifier { signed, given })))
+        .with_custom_certificate_verifier(Arc::new(ServerVerifier { signed, given })))
 }
 
 /// The one verifier of servers' certificates. It takes one that begins later than a clock shows which may be wrong, and
@@ -152,14 +152,14 @@ fn verified(
 ///
 /// - Source: Go `crypto/x509`, `Certificate.Verify`: a certificate in the pool of roots needs no signer.
 #[derive(Debug)]
-struct Verifier {
+struct ServerVerifier {
     signed: Arc<WebPkiServerVerifier>,
     given: Vec<CertificateDer<'static>>,
 }
 
-type Signed = Result<HandshakeSignatureValid, rustls::Error>;
+type ServerSignatureResult = Result<HandshakeSignatureValid, rustls::Error>;
 
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for ServerVerifier {
     fn verify_server_cert(
         &self,
         own: &CertificateDer<'_>,
@@ -190,7 +190,7 @@ impl ServerCertVerifier for Verifier {
         text: &[u8],
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
-    ) -> Signed {
+    ) -> ServerSignatureResult {
         self.signed
             .verify_tls12_signature(text, certificate, signature)
     }
@@ -200,7 +200,7 @@ impl ServerCertVerifier for Verifier {
         text: &[u8],
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
-    ) -> Signed {
+    ) -> ServerSignatureResult {
         self.signed
             .verify_tls13_signature(text, certificate, signature)
     }
@@ -212,11 +212,11 @@ impl ServerCertVerifier for Verifier {
 
 /// The CAs of this machine and `more`, and the certificates in `more`.
 fn system_roots(
-    more: Option<Pem<'_>>,
+    more: Option<PemSource<'_>>,
 ) -> Result<(RootCertStore, Vec<CertificateDer<'static>>), TlsError> {
     let mut roots = RootCertStore::empty();
     if let Some(path) = SYSTEM_ROOTS.iter().map(Path::new).find(|p| p.exists()) {
-        add(&mut roots, Pem::File(path))?;
+        add(&mut roots, PemSource::File(path))?;
     }
     let given = more.map(|pem| add(&mut roots, pem)).transpose()?;
     if roots.is_empty() {
@@ -229,7 +229,10 @@ fn system_roots(
 }
 
 /// Adds the CAs in `pem`. Returns its certificates.
-fn add(roots: &mut RootCertStore, pem: Pem<'_>) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn add(
+    roots: &mut RootCertStore,
+    pem: PemSource<'_>,
+) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let room = MAX_ROOTS.saturating_sub(roots.len());
     // Among the certificates of a system some are not well-formed.
     let found = certificates(&pem.read()?);
@@ -247,7 +250,7 @@ pub(crate) fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
         .collect()
 }
 
-impl<'a> Pem<'a> {
+impl<'a> PemSource<'a> {
     /// The text.
     pub(crate) fn read(self) -> Result<Cow<'a, [u8]>, TlsError> {
         match self {
@@ -265,7 +268,7 @@ impl<'a> Pem<'a> {
     }
 }
 
-impl fmt::Display for Pem<'_> {
+impl fmt::Display for PemSource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => path.display().fmt(f),
@@ -284,7 +287,7 @@ impl TimeProvider for OwnClock {
     }
 }
 
-pub(super) fn unix_time(now: Wall) -> Option<UnixTime> {
+pub(super) fn unix_time(now: WallTime) -> Option<UnixTime> {
     let nanos = u64::try_from(now.0).ok()?;
     Some(UnixTime::since_unix_epoch(Duration::from_nanos(nanos)))
 }
@@ -411,7 +414,7 @@ mod tests {
 
     /// Shakes hands with a server that shows `own`. `given`: the CA file.
     fn shake(own: &rcgen::Certificate, key: &KeyPair, given: &str, name: &str) -> io::Result<()> {
-        let roots = Roots::Only(Pem::Text("ca", given.as_bytes()));
+        let roots = ServerRoots::Only(PemSource::Text("ca", given.as_bytes()));
         let client = config(roots, None).map_err(io::Error::other)?;
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         let server = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -521,10 +524,14 @@ mod tests {
     #[test]
     fn time_goes_on_after_2038() {
         for seconds in [0, 1 << 31, 4_102_444_800] {
-            let time = unix_time(Wall(seconds * 1_000_000_000)).expect("a time");
+            let time = unix_time(WallTime(seconds * 1_000_000_000)).expect("a time");
             assert_eq!(i64::try_from(time.as_secs()), Ok(seconds));
         }
-        assert_eq!(unix_time(Wall(-1)), None, "no handshake by such a clock");
+        assert_eq!(
+            unix_time(WallTime(-1)),
+            None,
+            "no handshake by such a clock"
+        );
         let (before, now) = (KNOWN.now().at.0, OwnClock.current_time().expect("a time"));
         let seconds = u64::try_from(before / 1_000_000_000).expect("after 1970");
         assert!(now.as_secs() >= seconds);
@@ -533,7 +540,7 @@ mod tests {
     #[test]
     fn a_file_of_cas_that_holds_none_is_named() {
         let mut roots = RootCertStore::empty();
-        let e = add(&mut roots, Pem::File(Path::new("/dev/null"))).expect_err("empty");
+        let e = add(&mut roots, PemSource::File(Path::new("/dev/null"))).expect_err("empty");
         assert_eq!(e.to_string(), "/dev/null holds no CA certificate");
     }
 }

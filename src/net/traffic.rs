@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, io::Read as _, path::Path};
 
-use crate::api::stats::{Interface, Traffic};
+use crate::api::stats::{InterfaceCounts, TrafficCounts};
 
 /// Interfaces of one namespace that are reported; a machine with more has them for its workloads.
 const MAX_INTERFACES: usize = 64;
@@ -12,16 +12,16 @@ const MAX_BYTES: u64 = 40 * 1024;
 const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
 /// Counts of the namespace that the calling thread is in, in the kernel's order.
-pub fn of_this_thread() -> io::Result<Vec<Interface>> {
+pub fn of_this_thread() -> io::Result<Vec<InterfaceCounts>> {
     read(Path::new("/proc/thread-self/net/dev"))
 }
 
 /// Counts of the namespace that a process is in.
-pub fn of_process(pid: i32) -> io::Result<Vec<Interface>> {
+pub fn of_process(pid: i32) -> io::Result<Vec<InterfaceCounts>> {
     read(Path::new(&format!("/proc/{pid}/net/dev")))
 }
 
-fn read(path: &Path) -> io::Result<Vec<Interface>> {
+fn read(path: &Path) -> io::Result<Vec<InterfaceCounts>> {
     let mut text = String::new();
     File::open(path)?
         .take(MAX_BYTES)
@@ -29,7 +29,7 @@ fn read(path: &Path) -> io::Result<Vec<Interface>> {
     Ok(parse(&text))
 }
 
-fn parse(text: &str) -> Vec<Interface> {
+fn parse(text: &str) -> Vec<InterfaceCounts> {
     let interfaces = text.lines().skip(2).filter_map(|line| {
         let (name, counts) = line.split_once(':')?;
         let name = name.trim();
@@ -42,13 +42,13 @@ fn parse(text: &str) -> Vec<Interface> {
             *count = counts.next()?.ok()?;
         }
         // bytes packets errs drop fifo frame compressed multicast, and the same for what was sent
-        let traffic = |at: usize| Traffic {
+        let traffic = |at: usize| TrafficCounts {
             bytes: all[at],
             packets: all[at + 1],
             errors: all[at + 2],
             dropped: all[at + 3],
         };
-        Some(Interface {
+        Some(InterfaceCounts {
             name: name.to_owned(),
             rx: traffic(0),
             tx: traffic(8),

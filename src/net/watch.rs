@@ -10,7 +10,7 @@ use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, NextTimeout, Transport, time,
 };
 
-use super::pace::Stop;
+use super::pace::StopFlag;
 use crate::sys::clock;
 
 /// Time that a read waits before it looks whether it is still wanted.
@@ -18,31 +18,31 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Watches the links that are made below it.
 #[derive(Debug)]
-pub(super) struct Watch(pub(super) Arc<Stop>);
+pub(super) struct StoppableConnector(pub(super) Arc<StopFlag>);
 
 /// A watched link.
 #[derive(Debug)]
-pub(super) struct Watched<T> {
+pub(super) struct StoppableTransport<T> {
     below: T,
-    stop: Arc<Stop>,
+    stop: Arc<StopFlag>,
 }
 
-impl<In: Transport> Connector<In> for Watch {
-    type Out = Watched<In>;
+impl<In: Transport> Connector<In> for StoppableConnector {
+    type Out = StoppableTransport<In>;
 
     fn connect(
         &self,
         _: &ConnectionDetails<'_>,
         chained: Option<In>,
     ) -> Result<Option<Self::Out>, ureq::Error> {
-        Ok(chained.map(|below| Watched {
+        Ok(chained.map(|below| StoppableTransport {
             below,
             stop: Arc::clone(&self.0),
         }))
     }
 }
 
-impl<T> Watched<T> {
+impl<T> StoppableTransport<T> {
     fn check(&self) -> Result<(), ureq::Error> {
         if self.stop.is_stopped() {
             return Err(io::Error::other("cancelled").into());
@@ -51,7 +51,7 @@ impl<T> Watched<T> {
     }
 }
 
-impl<T: Transport> Transport for Watched<T> {
+impl<T: Transport> Transport for StoppableTransport<T> {
     fn buffers(&mut self) -> &mut dyn Buffers {
         self.below.buffers()
     }

@@ -20,9 +20,9 @@ const ELSEWHERE: [IpAddr; 2] = [
 
 /// The other end of the connections to one server, whatever its name leads to: the proxy, if there is one.
 #[derive(Debug, Default)]
-pub struct Peer(Mutex<Option<IpAddr>>);
+pub struct PeerAddress(Mutex<Option<IpAddr>>);
 
-impl Peer {
+impl PeerAddress {
     /// Notes that a connection to the server was made, to the address `ip`.
     pub(crate) fn reached(&self, ip: IpAddr) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(ip.to_canonical());
@@ -75,7 +75,7 @@ mod tests {
     /// Follows the way to a server, in a network namespace of its own.
     fn follow() {
         unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
-        let peer = Peer::default();
+        let peer = PeerAddress::default();
         assert!(peer.interface().is_err(), "there is no way");
         netlink::up(netlink::find("lo").expect("lo").index).expect("up");
         let wire = card("eth0", "10.1.0.2");

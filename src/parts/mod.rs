@@ -36,21 +36,21 @@ use crate::{
         complaints::Complaints,
         external_pods::ExternalPods,
         link_policy::LinkPolicy,
-        node::Node,
+        node::LocalNode,
         node_resources::{ResourceGiver, ResourceTools},
-        recorder::Recorder,
-        tasks::{Task, boxed},
+        recorder::EventRecorder,
+        tasks::{AgentTask, boxed},
     },
-    api::{Wall, node::NodeCondition, strict},
-    cli::{CliError, Command},
-    config::{Config, Invalid, TableKey},
+    api::{WallTime, node::NodeCondition, strict},
+    cli::{CliCommand, CliError},
+    config::{AgentConfig, InvalidField, TableKey},
     logic::{
-        check::{self, Finding},
-        metrics::exposition::Text,
+        check::{self, CheckFinding},
+        metrics::exposition::MetricsText,
     },
     net::ProxyVariables,
-    runtime::{RuntimeError, endpoint::OpenEndpoint, runc::ContainerDevices},
-    server::pipe::Near,
+    runtime::{RuntimeError, endpoint::OpenEndpoint, runc::DeviceInjector},
+    server::pipe::PipeServerEnd,
     sys::lane::Lane,
 };
 
@@ -90,9 +90,9 @@ const SECTIONS: &[(&str, &str)] = &[
 #[derive(Debug)]
 pub(crate) struct PartCommand {
     /// Words, flags and help.
-    pub(crate) command: Command,
+    pub(crate) command: CliCommand,
     /// Carries the command out; given the words behind its name.
-    pub(crate) run: fn(&'static Command, Vec<OsString>) -> Result<ExitCode, CliError>,
+    pub(crate) run: fn(&'static CliCommand, Vec<OsString>) -> Result<ExitCode, CliError>,
 }
 
 /// A feature that a node can be without. Every method but the name has a default that gives nothing.
@@ -121,8 +121,8 @@ pub(crate) trait Part: Sync {
     fn configure(
         &self,
         own: &Value,
-        config: &Config,
-    ) -> Result<Option<Rc<dyn ConfiguredPart>>, Invalid> {
+        config: &AgentConfig,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
         _ = (own, config);
         Ok(None)
     }
@@ -132,7 +132,7 @@ pub(crate) trait Part: Sync {
 /// Every method has a default that gives nothing.
 pub(crate) trait ConfiguredPart: Any + fmt::Debug {
     /// Begins the work of the part in an agent that runs. Returns its tasks, which run as long as the agent.
-    fn start(&self, tools: &PartTools<'_>) -> Vec<Task> {
+    fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
         _ = tools;
         Vec::new()
     }
@@ -150,22 +150,22 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
     }
 
     /// The giver of devices to containers of the direct backend, if the part is one.
-    fn container_devices(&self) -> Option<Arc<dyn ContainerDevices>> {
+    fn container_devices(&self) -> Option<Arc<dyn DeviceInjector>> {
         None
     }
 
     /// Facts about extended resources for `picolet check`.
-    fn resource_facts(&self) -> Option<check::Devices> {
+    fn resource_facts(&self) -> Option<check::OfferedDevices> {
         None
     }
 
     /// Ends the part's work, before the agent ends.
-    fn stop(&self) -> Task {
+    fn stop(&self) -> AgentTask {
         boxed(ready(()))
     }
 
     /// Conditions that `get node` shows beside those of the Node in the API.
-    fn conditions(&self, now: Wall) -> Vec<NodeCondition> {
+    fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {
         _ = now;
         Vec::new()
     }
@@ -177,30 +177,33 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
 
     /// Finding of the part, which stands in the place of the check of that name. `states`: those of the agent's parts;
     /// `None`: no agent answers.
-    fn check(&self, states: Option<&BTreeMap<String, Value>>) -> Option<(&'static str, Finding)> {
+    fn check(
+        &self,
+        states: Option<&BTreeMap<String, Value>>,
+    ) -> Option<(&'static str, CheckFinding)> {
         _ = states;
         None
     }
 
     /// Writes the part's metrics.
-    fn write_metrics(&self, page: &mut Text) {
+    fn write_metrics(&self, page: &mut MetricsText) {
         _ = page;
     }
 }
 
 /// Serves a connection of a source, whose name is the second argument, as one from outside to the server of this node.
-pub(crate) type Serve = Rc<dyn Fn(Near, &'static str)>;
+pub(crate) type ServeConnection = Rc<dyn Fn(PipeServerEnd, &'static str)>;
 
 /// Tools of a running agent that its parts work with.
 pub(crate) struct PartTools<'a> {
     /// The whole configuration.
-    pub(crate) config: &'a Config,
+    pub(crate) config: &'a AgentConfig,
     /// Proxies of this machine.
     pub(crate) proxies: &'a ProxyVariables,
     /// Time.
     pub(crate) clock: &'a Rc<dyn Clock>,
     /// Kubernetes events.
-    pub(crate) recorder: &'a Rc<Recorder>,
+    pub(crate) recorder: &'a Rc<EventRecorder>,
     /// Policy of the link.
     pub(crate) link_policy: &'a Rc<dyn LinkPolicy>,
     /// Warnings that may come again and again.
@@ -208,9 +211,9 @@ pub(crate) struct PartTools<'a> {
     /// Lane for blocking file work.
     pub(crate) disk: &'a Lane,
     /// The machine as a node.
-    pub(crate) node: &'a Rc<Node>,
+    pub(crate) node: &'a Rc<LocalNode>,
     /// Takes connections to the server of this node; `None`: there is no server.
-    pub(crate) serve: Option<Serve>,
+    pub(crate) serve: Option<ServeConnection>,
     pub(crate) executor: &'a Rc<LocalExecutor<'static>>,
 }
 
@@ -244,14 +247,14 @@ pub(crate) fn left_out(section: &str) -> Option<&'static str> {
 /// Configures all parts.
 pub(crate) fn configure(
     own: &Value,
-    config: &Config,
-) -> Result<Vec<Rc<dyn ConfiguredPart>>, Invalid> {
+    config: &AgentConfig,
+) -> Result<Vec<Rc<dyn ConfiguredPart>>, InvalidField> {
     let configured = PARTS.iter().map(|part| part.configure(own, config));
     configured.filter_map(Result::transpose).collect()
 }
 
 /// Finds the configured part of this type.
-pub(crate) fn find<P: ConfiguredPart>(config: &Config) -> Option<&P> {
+pub(crate) fn find<P: ConfiguredPart>(config: &AgentConfig) -> Option<&P> {
     let mut parts = config.parts.iter();
     parts.find_map(|part| {
         let any: &dyn Any = &**part;
@@ -263,17 +266,19 @@ pub(crate) fn find<P: ConfiguredPart>(config: &Config) -> Option<&P> {
 pub(crate) fn section<T: DeserializeOwned + Default>(
     own: &Value,
     name: &str,
-) -> Result<T, Invalid> {
+) -> Result<T, InvalidField> {
     let value = own.get(name).filter(|value| !value.is_null());
     let typed = value.map(strict::typed).transpose();
-    typed.map(Option::unwrap_or_default).map_err(|e| Invalid {
-        field: match e.path.as_str() {
-            "." => format!("picolet.{name}"),
-            path if path.starts_with('[') => format!("picolet.{name}{path}"),
-            path => format!("picolet.{name}.{path}"),
-        },
-        message: e.message,
-    })
+    typed
+        .map(Option::unwrap_or_default)
+        .map_err(|e| InvalidField {
+            field: match e.path.as_str() {
+                "." => format!("picolet.{name}"),
+                path if path.starts_with('[') => format!("picolet.{name}{path}"),
+                path => format!("picolet.{name}.{path}"),
+            },
+            message: e.message,
+        })
 }
 
 /// Entry points of parts for fuzzing.

@@ -18,8 +18,8 @@ use nix::{
     },
 };
 
-use super::{AskError, Prober, plain::Plain};
-use crate::{net::Names, sys::lane::Lane};
+use super::{ProbeRequestError, Prober, plain::PlainConnection};
+use crate::{net::NameResolver, sys::lane::Lane};
 
 /// Addresses of one name that are tried.
 const MAX_ADDRESSES: usize = 4;
@@ -34,16 +34,16 @@ pub(super) async fn connect(
     host: &str,
     ip: Option<IpAddr>,
     port: u16,
-) -> Result<Plain, AskError> {
+) -> Result<PlainConnection, ProbeRequestError> {
     let mut last = String::new();
     for ip in prober.addresses(host, ip).await? {
         let address = SocketAddr::new(ip, port);
         match open(address).await {
-            Ok(stream) => return Ok(Plain::new(stream)),
+            Ok(stream) => return Ok(PlainConnection::new(stream)),
             Err(e) => last = format!("dial tcp {address}: connect: {}", text(&e)),
         }
     }
-    Err(AskError::Peer(last))
+    Err(ProbeRequestError::Peer(last))
 }
 
 /// Opens one connection. Within a machine it is there when the call returns, without a wait for the reactor, which is
@@ -93,9 +93,13 @@ pub(super) fn text(error: &io::Error) -> String {
 }
 
 impl Prober {
-    async fn addresses(&self, host: &str, ip: Option<IpAddr>) -> Result<Vec<IpAddr>, AskError> {
+    async fn addresses(
+        &self,
+        host: &str,
+        ip: Option<IpAddr>,
+    ) -> Result<Vec<IpAddr>, ProbeRequestError> {
         if host.is_empty() {
-            let ip = ip.ok_or_else(|| AskError::Node("the pod has no IP".into()))?;
+            let ip = ip.ok_or_else(|| ProbeRequestError::Node("the pod has no IP".into()))?;
             return Ok(vec![ip]);
         }
         let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -108,11 +112,11 @@ impl Prober {
                 .map_err(|e| log::warn!("cannot start a thread: {e}"))
                 .ok()
         });
-        let none = || AskError::Node("names cannot be looked up".into());
+        let none = || ProbeRequestError::Node("names cannot be looked up".into());
         let lane = lane.as_ref().ok_or_else(none)?;
         let name = bare.to_owned();
-        let found = lane.run(move || Names::system().addresses(&name, NAME_TIME));
-        let failed = |e| AskError::Node(format!("lookup {bare}: {e}"));
+        let found = lane.run(move || NameResolver::system().addresses(&name, NAME_TIME));
+        let failed = |e| ProbeRequestError::Node(format!("lookup {bare}: {e}"));
         let mut found = found.await.map_err(failed)?;
         found.truncate(MAX_ADDRESSES);
         Ok(found)

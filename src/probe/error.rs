@@ -4,7 +4,7 @@
 ///
 /// Texts are Go's, for people and tools know them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AskError {
+pub enum ProbeRequestError {
     /// The pod's author is at fault: this cannot be asked.
     #[error("{0}")]
     Spec(String),
@@ -22,9 +22,9 @@ pub enum AskError {
 /// A request without an answer, and the reason for that.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Get \"{url}\": {source}")]
-pub struct Unanswered {
+pub struct UnansweredRequest {
     /// The last URL. May hold secrets.
     pub url: String,
     /// The cause.
-    pub source: AskError,
+    pub source: ProbeRequestError,
 }

@@ -7,13 +7,16 @@ use std::io;
 
 use smol::future;
 
-use super::{Answer, Late, MAX_TEXT_BYTES, Prober, VERSION, dial, go_duration, plain::Plain};
+use super::{
+    MAX_TEXT_BYTES, ProbeAnswer, Prober, TimeLimit, VERSION, dial, go_duration,
+    plain::PlainConnection,
+};
 use crate::grpc::{
-    envelope::{Envelopes, wrap},
-    hpack::Field,
-    http2::{Connection, Event, NoRoom, Role, StreamId},
+    envelope::{EnvelopeReader, wrap},
+    hpack::HeaderField,
+    http2::{ConnectionRole, Http2Connection, Http2Event, Http2StreamId, OpenStreamError},
     proto::{Limits, decode, encode, message},
-    status::{Code, Status},
+    status::{GrpcCode, GrpcStatus},
 };
 
 /// Bytes of frames that one answer may have.
@@ -35,15 +38,15 @@ message! {
     }
 }
 
-/// Probes once. Never [`Answer::Error`].
+/// Probes once. Never [`ProbeAnswer::Error`].
 pub(super) async fn probe(
     prober: &Prober,
     ip: Option<IpAddr>,
     port: u16,
     service: &str,
     limit: Duration,
-    late: Late,
-) -> Answer {
+    late: TimeLimit,
+) -> ProbeAnswer {
     let address = dial::shown("", ip, port);
     let limit = go_duration(limit);
     let connected = Cell::new(false);
@@ -52,31 +55,33 @@ pub(super) async fn probe(
             Ok(socket) => socket,
             Err(e) => {
                 let text = format!("error: failed to connect service at {address:?}: {e}");
-                return Answer::Failure(text);
+                return ProbeAnswer::Failure(text);
             }
         };
         connected.set(true);
         let timed_out = || format!("timeout: health rpc did not complete within {limit}");
         let text = match call(socket, &address, service).await {
-            Ok(Health::Serving) => return Answer::Success,
-            Ok(Health::Other(name)) => format!("service unhealthy (responded with {name:?})"),
-            Err(Status {
-                code: Code::UNIMPLEMENTED,
+            Ok(ServiceHealth::Serving) => return ProbeAnswer::Success,
+            Ok(ServiceHealth::Other(name)) => {
+                format!("service unhealthy (responded with {name:?})")
+            }
+            Err(GrpcStatus {
+                code: GrpcCode::UNIMPLEMENTED,
                 message,
             }) => format!(
                 "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {message}"
             ),
-            Err(Status {
-                code: Code::DEADLINE_EXCEEDED,
+            Err(GrpcStatus {
+                code: GrpcCode::DEADLINE_EXCEEDED,
                 ..
             }) => timed_out(),
             Err(status) => format!("error: health rpc probe failed: {status}"),
         };
-        Answer::Failure(text)
+        ProbeAnswer::Failure(text)
     };
     let late = async {
         late.await;
-        Answer::Failure(if connected.get() {
+        ProbeAnswer::Failure(if connected.get() {
             format!("timeout: health rpc did not complete within {limit}")
         } else {
             format!(
@@ -89,22 +94,26 @@ pub(super) async fn probe(
 
 /// Health that the service reports.
 #[derive(Debug, PartialEq, Eq)]
-enum Health {
+enum ServiceHealth {
     Serving,
     Other(String),
 }
 
-fn unavailable(message: impl Into<String>) -> Status {
-    Status::new(Code::UNAVAILABLE, message)
+fn unavailable(message: impl Into<String>) -> GrpcStatus {
+    GrpcStatus::new(GrpcCode::UNAVAILABLE, message)
 }
 
-fn internal(message: impl Into<String>) -> Status {
-    Status::new(Code::INTERNAL, message)
+fn internal(message: impl Into<String>) -> GrpcStatus {
+    GrpcStatus::new(GrpcCode::INTERNAL, message)
 }
 
-async fn call(mut socket: Plain, authority: &str, service: &str) -> Result<Health, Status> {
+async fn call(
+    mut socket: PlainConnection,
+    authority: &str,
+    service: &str,
+) -> Result<ServiceHealth, GrpcStatus> {
     let broken = |e: io::Error| unavailable(format!("connection error: {}", dial::text(&e)));
-    let mut call = Call::new(authority, service)?;
+    let mut call = HealthCheckCall::new(authority, service)?;
     let (mut held, mut total) = (Vec::new(), 0);
     for _ in 0..MAX_PIECES {
         // Bounded: by the windows.
@@ -137,18 +146,18 @@ async fn call(mut socket: Plain, authority: &str, service: &str) -> Result<Healt
 }
 
 /// The one call of a connection, and its answer so far.
-struct Call {
-    connection: Connection,
-    id: StreamId,
-    head: Vec<Field>,
-    envelopes: Envelopes,
+struct HealthCheckCall {
+    connection: Http2Connection,
+    id: Http2StreamId,
+    head: Vec<HeaderField>,
+    envelopes: EnvelopeReader,
     message: Option<Vec<u8>>,
     /// Trailers of the answer, there at the end.
-    trailers: Option<Vec<Field>>,
+    trailers: Option<Vec<HeaderField>>,
 }
 
-impl Call {
-    fn new(authority: &str, service: &str) -> Result<Self, Status> {
+impl HealthCheckCall {
+    fn new(authority: &str, service: &str) -> Result<Self, GrpcStatus> {
         let agent = format!("kube-probe/{VERSION}");
         let fields = [
             (":method", "POST"),
@@ -159,11 +168,11 @@ impl Call {
             ("user-agent", &agent),
             ("te", "trailers"),
         ];
-        let mut connection = Connection::new(Role::Client);
+        let mut connection = Http2Connection::new(ConnectionRole::Client);
         let fields = fields.map(|(name, value)| (name.as_bytes(), value.as_bytes()));
         let id = connection
             .open(fields)
-            .map_err(|e: NoRoom| unavailable(e.to_string()))?;
+            .map_err(|e: OpenStreamError| unavailable(e.to_string()))?;
         let mut request = HealthCheckRequest {
             service: service.into(),
         };
@@ -173,14 +182,14 @@ impl Call {
             connection,
             id,
             head: Vec::new(),
-            envelopes: Envelopes::default(),
+            envelopes: EnvelopeReader::default(),
             message: None,
             trailers: None,
         })
     }
 
     /// Takes the bytes that came, up to the end of the call. Returns their number.
-    fn take(&mut self, bytes: &[u8]) -> Result<usize, Status> {
+    fn take(&mut self, bytes: &[u8]) -> Result<usize, GrpcStatus> {
         let mut taken = 0;
         while self.trailers.is_none() {
             let step = self.connection.receive(&bytes[taken..], NOW);
@@ -190,7 +199,7 @@ impl Call {
             }
             taken += step.taken;
             match step.event {
-                Some(Event::Headers { fields, is_end, .. }) => {
+                Some(Http2Event::Headers { fields, is_end, .. }) => {
                     let fields = fields.ok_or_else(|| internal("headers that are too long"))?;
                     if self.head.is_empty() {
                         self.head = fields;
@@ -199,7 +208,7 @@ impl Call {
                         self.trailers = Some(fields);
                     }
                 }
-                Some(Event::Data {
+                Some(Http2Event::Data {
                     id,
                     mut bytes,
                     is_end,
@@ -211,18 +220,18 @@ impl Call {
                     }
                     self.trailers = is_end.then(Vec::new);
                 }
-                Some(Event::Reset { reason, .. }) => return Err(Status::of_reset(reason)),
-                Some(Event::GoAway { last, .. }) if last < self.id => {
+                Some(Http2Event::Reset { reason, .. }) => return Err(GrpcStatus::of_reset(reason)),
+                Some(Http2Event::GoAway { last, .. }) if last < self.id => {
                     return Err(unavailable("the server went away"));
                 }
-                Some(Event::GoAway { .. }) | None => {}
+                Some(Http2Event::GoAway { .. }) | None => {}
             }
         }
         Ok(taken)
     }
 
-    fn health(&self, trailers: &[Field]) -> Result<Health, Status> {
-        Status::of_answer(&self.head, trailers).map_err(|mut status| {
+    fn health(&self, trailers: &[HeaderField]) -> Result<ServiceHealth, GrpcStatus> {
+        GrpcStatus::of_answer(&self.head, trailers).map_err(|mut status| {
             let len = status.message.floor_char_boundary(MAX_TEXT_BYTES);
             status.message.truncate(len);
             status
@@ -233,20 +242,20 @@ impl Call {
         let read = decode(&mut response, message, Limits::default());
         read.map_err(|_| no_message())?;
         let name = match response.status {
-            1 => return Ok(Health::Serving),
+            1 => return Ok(ServiceHealth::Serving),
             0 => "UNKNOWN".into(),
             2 => "NOT_SERVING".into(),
             3 => "SERVICE_UNKNOWN".into(),
             other => other.to_string(),
         };
-        Ok(Health::Other(name))
+        Ok(ServiceHealth::Other(name))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::grpc::{hpack::Encoder, http2::PREFACE};
+    use crate::grpc::{hpack::HpackEncoder, http2::PREFACE};
 
     const DATA: u8 = 0;
     const HEADERS: u8 = 1;
@@ -269,7 +278,7 @@ mod tests {
     }
 
     fn block(fields: &[(&str, &str)]) -> Vec<u8> {
-        let mut encoder = Encoder::default();
+        let mut encoder = HpackEncoder::default();
         // So that each block stands for itself.
         encoder.resize(0);
         let mut block = Vec::new();
@@ -279,8 +288,8 @@ mod tests {
     }
 
     /// Returns the result of a call that gets these frames, after those that every answer begins with.
-    fn reply(frames: &[Vec<u8>]) -> Result<Health, Status> {
-        let mut call = Call::new("10.0.0.1:80", "a")?;
+    fn reply(frames: &[Vec<u8>]) -> Result<ServiceHealth, GrpcStatus> {
+        let mut call = HealthCheckCall::new("10.0.0.1:80", "a")?;
         let mut bytes = frames.concat();
         if !bytes.starts_with(b"HTTP/") {
             bytes.splice(0..0, frame(SETTINGS, 0, 0, &[]));
@@ -296,15 +305,15 @@ mod tests {
             let block = block(&[("grpc-status", "0")]);
             frame(HEADERS, END_HEADERS | END_STREAM, 1, &block)
         };
-        let other = |name: &str| Some(Health::Other(name.into()));
+        let other = |name: &str| Some(ServiceHealth::Other(name.into()));
         for (name, data, want) in [
-            ("serving", wrap(&[8, 1]), Some(Health::Serving)),
+            ("serving", wrap(&[8, 1]), Some(ServiceHealth::Serving)),
             ("not serving", wrap(&[8, 2]), other("NOT_SERVING")),
             ("unknown is 0 and not written", wrap(&[]), other("UNKNOWN")),
             (
                 "other fields",
                 wrap(&[0x12, 2, 9, 9, 0x1d, 1, 2, 3, 4, 8, 1]),
-                Some(Health::Serving),
+                Some(ServiceHealth::Serving),
             ),
             (
                 "the last one",
@@ -321,7 +330,7 @@ mod tests {
             let got = reply(&[head(), frame(DATA, 0, 1, &data), trailer()]);
             assert_eq!(
                 got.map_err(|e| e.code),
-                want.ok_or(Code::INTERNAL),
+                want.ok_or(GrpcCode::INTERNAL),
                 "{name}"
             );
         }
@@ -341,7 +350,7 @@ mod tests {
             (
                 "well",
                 vec![frame(SETTINGS, 0, 0, &[]), head(), data(), trailer()],
-                Ok(Health::Serving),
+                Ok(ServiceHealth::Serving),
             ),
             (
                 "padded, with a priority, in pieces, among other things",
@@ -362,12 +371,12 @@ mod tests {
                     frame(HEADERS, END_STREAM, 1, &split_block[..4]),
                     frame(CONTINUATION, END_HEADERS, 1, &split_block[4..]),
                 ],
-                Ok(Health::Serving),
+                Ok(ServiceHealth::Serving),
             ),
             (
                 "not well",
                 vec![head(), frame(DATA, 0, 1, &wrap(&[8, 2])), trailer()],
-                Ok(Health::Other("NOT_SERVING".into())),
+                Ok(ServiceHealth::Other("NOT_SERVING".into())),
             ),
             (
                 "unimplemented",
@@ -375,7 +384,7 @@ mod tests {
                     whole,
                     &[ok, ("grpc-status", "12"), ("grpc-message", "no%20such%")],
                 )],
-                Err(Status::new(Code::UNIMPLEMENTED, "no such%")),
+                Err(GrpcStatus::new(GrpcCode::UNIMPLEMENTED, "no such%")),
             ),
             (
                 "no trailers",
@@ -387,16 +396,16 @@ mod tests {
             (
                 "not gRPC",
                 vec![headers(whole, &[(":status", "404")])],
-                Err(Status::new(
-                    Code::UNIMPLEMENTED,
+                Err(GrpcStatus::new(
+                    GrpcCode::UNIMPLEMENTED,
                     "unexpected HTTP status code received from server: 404 (Not Found)",
                 )),
             ),
             (
                 "reset",
                 vec![frame(RST_STREAM, 0, 1, &[0, 0, 0, 8])],
-                Err(Status::new(
-                    Code::CANCELED,
+                Err(GrpcStatus::new(
+                    GrpcCode::CANCELED,
                     "stream terminated by RST_STREAM with error code: 8",
                 )),
             ),
@@ -413,7 +422,7 @@ mod tests {
                     data(),
                     trailer(),
                 ],
-                Ok(Health::Serving),
+                Ok(ServiceHealth::Serving),
             ),
             (
                 "HTTP/1",
@@ -435,7 +444,7 @@ mod tests {
                         ("grpc-message", &"%C3%A9".repeat(1000)),
                     ],
                 )],
-                Err(Status::new(Code::UNKNOWN, "é".repeat(512))),
+                Err(GrpcStatus::new(GrpcCode::UNKNOWN, "é".repeat(512))),
             ),
         ] {
             assert_eq!(reply(&frames), want, "{name}");
@@ -444,7 +453,7 @@ mod tests {
 
     #[test]
     fn a_request() {
-        let sent = |mut call: Call| {
+        let sent = |mut call: HealthCheckCall| {
             let mut all = Vec::new();
             loop {
                 let out = call.connection.output(NOW).to_vec();
@@ -455,9 +464,9 @@ mod tests {
                 all.extend(out);
             }
         };
-        let out = sent(Call::new("10.0.0.1:80", &"s".repeat(40_000)).expect("room"));
+        let out = sent(HealthCheckCall::new("10.0.0.1:80", &"s".repeat(40_000)).expect("room"));
         assert!(out.starts_with(PREFACE));
-        let mut server = Connection::new(Role::Server);
+        let mut server = Http2Connection::new(ConnectionRole::Server);
         let mut rest = &out[..];
         let (mut head, mut data, mut ended) = (Vec::new(), Vec::new(), false);
         while !rest.is_empty() {
@@ -465,8 +474,8 @@ mod tests {
             assert!(step.taken > 0, "whole frames");
             rest = &rest[step.taken..];
             match step.event {
-                Some(Event::Headers { fields, .. }) => head = fields.expect("short"),
-                Some(Event::Data { bytes, is_end, .. }) => {
+                Some(Http2Event::Headers { fields, .. }) => head = fields.expect("short"),
+                Some(Http2Event::Data { bytes, is_end, .. }) => {
                     data.extend_from_slice(bytes);
                     ended = is_end;
                 }
@@ -477,10 +486,12 @@ mod tests {
         let agent = head.iter().find(|(name, _)| name == b"user-agent");
         assert_eq!(agent.expect("agent").1, b"kube-probe/1.36");
         let mut request = HealthCheckRequest::default();
-        let message = Envelopes::default().take(&mut &data[..]).expect("well");
+        let message = EnvelopeReader::default()
+            .take(&mut &data[..])
+            .expect("well");
         decode(&mut request, &message.expect("whole"), Limits::default()).expect("a message");
         assert_eq!(request.service.len(), 40_000);
-        let short = sent(Call::new("a", "a").expect("room"));
+        let short = sent(HealthCheckCall::new("a", "a").expect("room"));
         assert!(short.ends_with(&[0, 0, 0, 0, 3, 0x0a, 1, b'a']));
         assert_eq!(go_duration(Duration::from_secs(3661)), "1h1m1s");
         assert_eq!(go_duration(Duration::from_secs(90)), "1m30s");

@@ -34,7 +34,7 @@ use smol::future;
 
 use crate::sys::lane::Lane;
 
-pub use error::{AskError, Unanswered};
+pub use error::{ProbeRequestError, UnansweredRequest};
 
 /// The Kubernetes version that probes and hooks claim in `User-Agent`.
 pub(crate) const VERSION: &str = "1.36";
@@ -43,7 +43,7 @@ pub const MAX_TEXT_BYTES: usize = 1024;
 
 /// Target of a probe. Ports are resolved, hosts are not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ProbeAction {
     /// `httpGet`.
     Http(HttpGet),
     /// `tcpSocket`.
@@ -79,7 +79,7 @@ pub struct HttpGet {
 
 /// Result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ProbeAnswer {
     /// The container is well.
     Success,
     /// The container is well, and its owner should look at this.
@@ -91,7 +91,7 @@ pub enum Answer {
 }
 
 /// A time limit.
-pub type Late = Pin<Box<dyn Future<Output = ()>>>;
+pub type TimeLimit = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Resources that all probes share; made when they are first needed.
 #[derive(Default)]
@@ -106,28 +106,28 @@ impl Prober {
     /// Dropped, it ends at once and closes its socket.
     pub async fn ask(
         &self,
-        action: &Action,
+        action: &ProbeAction,
         ip: Option<IpAddr>,
         limit: Duration,
-        late: Late,
-    ) -> Answer {
+        late: TimeLimit,
+    ) -> ProbeAnswer {
         match action {
-            Action::Http(get) => http::probe(self, get, ip, late).await,
-            Action::Tcp { host, port } => {
+            ProbeAction::Http(get) => http::probe(self, get, ip, late).await,
+            ProbeAction::Tcp { host, port } => {
                 let connect = async {
                     match dial::connect(self, host, ip, *port).await {
-                        Ok(_) => Answer::Success,
-                        Err(e) => Answer::Failure(e.to_string()),
+                        Ok(_) => ProbeAnswer::Success,
+                        Err(e) => ProbeAnswer::Failure(e.to_string()),
                     }
                 };
                 let late = async {
                     late.await;
                     let host = dial::shown(host, ip, *port);
-                    Answer::Failure(format!("dial tcp {host}: i/o timeout"))
+                    ProbeAnswer::Failure(format!("dial tcp {host}: i/o timeout"))
                 };
                 future::or(connect, late).await
             }
-            Action::Grpc { port, service } => {
+            ProbeAction::Grpc { port, service } => {
                 grpc::probe(self, ip, *port, service, limit, late).await
             }
         }

@@ -13,13 +13,13 @@ use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::sys::turn;
 
 /// See the module.
-pub(super) struct Plain {
+pub(super) struct PlainConnection {
     /// The socket, until it is waited for.
     free: Option<TcpStream>,
     known: Option<Async<TcpStream>>,
 }
 
-impl Plain {
+impl PlainConnection {
     /// `socket` does not block.
     pub(super) const fn new(socket: TcpStream) -> Self {
         Self {
@@ -82,7 +82,7 @@ mod tests {
         let socket = TcpStream::connect(address).expect("connect");
         socket.set_nonblocking(true).expect("a socket");
         let (mut peer, _) = listener.accept().expect("accept");
-        let mut plain = Plain::new(socket);
+        let mut plain = PlainConnection::new(socket);
         let turns = Cell::new(0);
         smol::block_on(async {
             let mut piece = [0; PIECE_BYTES];

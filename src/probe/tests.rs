@@ -11,8 +11,8 @@ use std::{
 use rustls::{ServerConfig, ServerConnection, StreamOwned, crypto::ring};
 
 use super::{
-    Action, Answer, HttpGet, Late, Prober,
-    http::{self, Hooked, MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_PIECES},
+    HttpGet, ProbeAction, ProbeAnswer, Prober, TimeLimit,
+    http::{self, HookOutcome, MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_PIECES},
 };
 
 const LOCAL: IpAddr = IpAddr::V4(core::net::Ipv4Addr::LOCALHOST);
@@ -56,11 +56,11 @@ fn says(answer: impl Into<Vec<u8>>) -> u16 {
     })
 }
 
-fn late(limit: Duration) -> Late {
+fn late(limit: Duration) -> TimeLimit {
     Box::pin(async move { _ = async_io::Timer::after(limit).await })
 }
 
-fn ask(action: &Action, limit: Duration) -> Answer {
+fn ask(action: &ProbeAction, limit: Duration) -> ProbeAnswer {
     let prober = Prober::default();
     let limit_told = Duration::from_secs(1);
     smol::block_on(prober.ask(action, Some(LOCAL), limit_told, late(limit)))
@@ -76,12 +76,12 @@ fn get(port: u16) -> HttpGet {
     }
 }
 
-fn probe(port: u16, limit: Duration) -> Answer {
-    ask(&Action::Http(get(port)), limit)
+fn probe(port: u16, limit: Duration) -> ProbeAnswer {
+    ask(&ProbeAction::Http(get(port)), limit)
 }
 
-fn failure(port: u16, why: &str) -> Answer {
-    Answer::Failure(format!("Get \"http://127.0.0.1:{port}/p\": {why}"))
+fn failure(port: u16, why: &str) -> ProbeAnswer {
+    ProbeAnswer::Failure(format!("Get \"http://127.0.0.1:{port}/p\": {why}"))
 }
 
 #[test]
@@ -92,36 +92,36 @@ fn answers() {
         "x".repeat(MAX_BODY_BYTES + 1)
     );
     for (answer, want) in [
-        ("HTTP/1.1 200 OK\r\n\r\nhello", Answer::Success),
-        ("HTTP/1.0 204 No\r\n\r\n", Answer::Success),
+        ("HTTP/1.1 200 OK\r\n\r\nhello", ProbeAnswer::Success),
+        ("HTTP/1.0 204 No\r\n\r\n", ProbeAnswer::Success),
         (
             "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
-            Answer::Success,
+            ProbeAnswer::Success,
         ),
         (
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
-            Answer::Success,
+            ProbeAnswer::Success,
         ),
-        (&long, Answer::Success),
+        (&long, ProbeAnswer::Success),
         (
             "HTTP/1.1 503 Busy\r\n\r\nsecret",
-            Answer::Failure("HTTP probe failed with statuscode: 503".into()),
+            ProbeAnswer::Failure("HTTP probe failed with statuscode: 503".into()),
         ),
         (
             "HTTP/1.1 199 X\r\n\r\nHTTP/1.1 404 X\r\n\r\n",
-            Answer::Failure("HTTP probe failed with statuscode: 404".into()),
+            ProbeAnswer::Failure("HTTP probe failed with statuscode: 404".into()),
         ),
         (
             "HTTP/1.1 101 Switch\r\n\r\n",
-            Answer::Failure("HTTP probe failed with statuscode: 101".into()),
+            ProbeAnswer::Failure("HTTP probe failed with statuscode: 101".into()),
         ),
         (
             "HTTP/1.1 304 Not Modified\r\n\r\n",
-            Answer::Warning("Probe terminated redirects, Response body: ".into()),
+            ProbeAnswer::Warning("Probe terminated redirects, Response body: ".into()),
         ),
         (
             "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut",
-            Answer::Error("unexpected EOF".into()),
+            ProbeAnswer::Error("unexpected EOF".into()),
         ),
     ] {
         assert_eq!(probe(says(answer), LONG), want, "{answer:.60}");
@@ -158,16 +158,16 @@ fn no_answer() {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n");
         let _ = stream.read_to_end(&mut Vec::new());
     });
-    let Answer::Error(text) = probe(port, SHORT) else {
+    let ProbeAnswer::Error(text) = probe(port, SHORT) else {
         panic!("it has no body");
     };
     assert!(text.ends_with("while reading body)"), "{text}");
     let nobody = Prober::default();
-    let action = Action::Http(get(80));
+    let action = ProbeAction::Http(get(80));
     let answer = smol::block_on(nobody.ask(&action, None, LONG, late(LONG)));
     assert_eq!(
         answer,
-        Answer::Failure("Get \"http://:80/p\": the pod has no IP".into())
+        ProbeAnswer::Failure("Get \"http://:80/p\": the pod has no IP".into())
     );
 }
 
@@ -202,11 +202,11 @@ fn peers_that_never_end() {
     let port = drip(b"HTTP/1.1 200 OK\r\n\r\n");
     assert_eq!(
         probe(port, LONG),
-        Answer::Success,
+        ProbeAnswer::Success,
         "a body is read as far as it goes"
     );
     let port = drip(b"HTTP/1.1 200 OK\r\n");
-    let Answer::Failure(text) = probe(port, LONG) else {
+    let ProbeAnswer::Failure(text) = probe(port, LONG) else {
         panic!("it has no end");
     };
     let known = ["longer than", "too many pieces"]
@@ -232,11 +232,11 @@ fn redirects() {
         })
     };
     let end = says("HTTP/1.1 200 OK\r\n\r\n");
-    let warning = Answer::Warning("Probe terminated redirects, Response body: body".into());
+    let warning = ProbeAnswer::Warning("Probe terminated redirects, Response body: body".into());
     for (location, want) in [
-        ("/end", Answer::Success),
-        ("end", Answer::Success),
-        (&*format!("http://127.0.0.1:{end}/x"), Answer::Success),
+        ("/end", ProbeAnswer::Success),
+        ("end", ProbeAnswer::Success),
+        (&*format!("http://127.0.0.1:{end}/x"), ProbeAnswer::Success),
         ("http://other.example/end", warning.clone()),
         ("https://10.255.255.1/", warning.clone()),
         ("", warning),
@@ -248,12 +248,12 @@ fn redirects() {
         host: "LOCALHOST".into(),
         ..get(to("/end".into()))
     };
-    assert_eq!(ask(&Action::Http(named), LONG), Answer::Success);
+    assert_eq!(ask(&ProbeAction::Http(named), LONG), ProbeAnswer::Success);
     let port = to("/again".into());
     let text = format!("Get \"http://127.0.0.1:{port}/again\": stopped after 10 redirects");
-    assert_eq!(probe(port, LONG), Answer::Failure(text));
+    assert_eq!(probe(port, LONG), ProbeAnswer::Failure(text));
     let port = to("http://[".into());
-    let Answer::Failure(text) = probe(port, LONG) else {
+    let ProbeAnswer::Failure(text) = probe(port, LONG) else {
         panic!("no place to go");
     };
     assert!(text.contains("failed to parse Location header"), "{text}");
@@ -276,7 +276,7 @@ fn own_headers_go_along() {
     get.headers = [("Host", "a.example"), ("X-Own", "1")]
         .map(|(n, v)| (n.into(), v.into()))
         .into();
-    assert_eq!(ask(&Action::Http(get), LONG), Answer::Success);
+    assert_eq!(ask(&ProbeAction::Http(get), LONG), ProbeAnswer::Success);
     for path in ["/p", "/q"] {
         let lines = received.recv().expect("a request");
         assert_eq!(lines[0], format!("GET {path} HTTP/1.1"));
@@ -327,21 +327,24 @@ fn over_tls_whoever_it_is() {
         ..get(port)
     };
     let well = https("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi");
-    assert_eq!(ask(&Action::Http(secure(well)), LONG), Answer::Success);
+    assert_eq!(
+        ask(&ProbeAction::Http(secure(well)), LONG),
+        ProbeAnswer::Success
+    );
     let to_the_end = https("HTTP/1.1 200 OK\r\n\r\nhi");
     assert_eq!(
-        ask(&Action::Http(secure(to_the_end)), LONG),
-        Answer::Success
+        ask(&ProbeAction::Http(secure(to_the_end)), LONG),
+        ProbeAnswer::Success
     );
     let ill = https("HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n");
     let text = "HTTP probe failed with statuscode: 500";
     assert_eq!(
-        ask(&Action::Http(secure(ill)), LONG),
-        Answer::Failure(text.into())
+        ask(&ProbeAction::Http(secure(ill)), LONG),
+        ProbeAnswer::Failure(text.into())
     );
     // The other way round.
     let plain = says("HTTP/1.1 400 Bad Request\r\n\r\n");
-    let Answer::Failure(text) = ask(&Action::Http(secure(plain)), LONG) else {
+    let ProbeAnswer::Failure(text) = ask(&ProbeAction::Http(secure(plain)), LONG) else {
         panic!("it does not speak TLS");
     };
     assert_eq!(
@@ -351,7 +354,7 @@ fn over_tls_whoever_it_is() {
         )
     );
     let closes = serve(drop);
-    let Answer::Failure(_) = ask(&Action::Http(secure(closes)), LONG) else {
+    let ProbeAnswer::Failure(_) = ask(&ProbeAction::Http(secure(closes)), LONG) else {
         panic!("nobody is there");
     };
 }
@@ -365,7 +368,7 @@ fn hooks() {
         "HTTP/1.1 500 No\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut",
     ] {
-        assert_eq!(hook(&get(says(answer))), Ok(Hooked::Answered));
+        assert_eq!(hook(&get(says(answer))), Ok(HookOutcome::Answered));
     }
     let silent = says("");
     assert!(hook(&get(silent)).is_err());
@@ -387,7 +390,7 @@ fn hooks() {
         .map(|(n, v)| (n.into(), v.into()))
         .into();
     let host = format!("127.0.0.1:{plain}");
-    assert_eq!(hook(&secure), Ok(Hooked::InPlainText(host)));
+    assert_eq!(hook(&secure), Ok(HookOutcome::InPlainText(host)));
     let lines = received.recv().expect("a request");
     assert!(
         lines.contains(&"User-Agent: kube-lifecycle/1.36".into()),
@@ -402,7 +405,7 @@ fn hooks() {
 #[test]
 fn connections() {
     // PROBE-22
-    let tcp = |host: &str, port| Action::Tcp {
+    let tcp = |host: &str, port| ProbeAction::Tcp {
         host: host.into(),
         port,
     };
@@ -410,18 +413,18 @@ fn connections() {
     let port = listener.local_addr().expect("address").port();
     assert_eq!(
         ask(&tcp("", port), LONG),
-        Answer::Success,
+        ProbeAnswer::Success,
         "it need not be accepted"
     );
-    assert_eq!(ask(&tcp("127.0.0.1", port), LONG), Answer::Success);
+    assert_eq!(ask(&tcp("127.0.0.1", port), LONG), ProbeAnswer::Success);
     assert_eq!(
         ask(&tcp("localhost", port), LONG),
-        Answer::Success,
+        ProbeAnswer::Success,
         "a name"
     );
     drop(listener);
     let text = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
-    assert_eq!(ask(&tcp("", port), LONG), Answer::Failure(text));
+    assert_eq!(ask(&tcp("", port), LONG), ProbeAnswer::Failure(text));
     // Full: nobody answers.
     let listener = TcpListener::bind((LOCAL, 0)).expect("listener");
     nix::sys::socket::listen(
@@ -434,7 +437,10 @@ fn connections() {
         .filter_map(|_| TcpStream::connect_timeout(&address, SHORT).ok())
         .collect();
     let text = format!("dial tcp {address}: i/o timeout");
-    assert_eq!(ask(&tcp("", address.port()), SHORT), Answer::Failure(text));
+    assert_eq!(
+        ask(&tcp("", address.port()), SHORT),
+        ProbeAnswer::Failure(text)
+    );
     drop(fill);
 }
 
@@ -473,13 +479,13 @@ fn health(status: u8, grpc: &'static [u8]) -> u16 {
 #[test]
 fn grpc() {
     // PROBE-23
-    let grpc = |port| Action::Grpc {
+    let grpc = |port| ProbeAction::Grpc {
         port,
         service: "s".into(),
     };
-    assert_eq!(ask(&grpc(health(1, b"0")), LONG), Answer::Success);
+    assert_eq!(ask(&grpc(health(1, b"0")), LONG), ProbeAnswer::Success);
     let fails = |port, limit, text: &str| {
-        assert_eq!(ask(&grpc(port), limit), Answer::Failure(text.into()));
+        assert_eq!(ask(&grpc(port), limit), ProbeAnswer::Failure(text.into()));
     };
     fails(
         health(2, b"0"),

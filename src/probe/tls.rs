@@ -6,27 +6,27 @@ use std::io::{self, Read as _};
 
 use rustls::{ClientConfig, ClientConnection, client::Resumption, pki_types::ServerName};
 
-use super::{Prober, plain::Plain};
+use super::{Prober, plain::PlainConnection};
 use crate::net::{
-    any_peer::Proof,
-    tls::{self, Roots},
+    any_peer::PeerProof,
+    tls::{self, ServerRoots},
 };
 
 /// Bytes taken from the socket at a time.
 const PIECE_BYTES: usize = 4096;
 
 /// An encrypted connection.
-pub(super) struct Tls {
+pub(super) struct TlsConnection {
     session: ClientConnection,
-    socket: Plain,
+    socket: PlainConnection,
     heard: bool,
     /// The peer spoke HTTP where TLS was expected.
     pub(super) is_plain: bool,
 }
 
-impl Tls {
+impl TlsConnection {
     /// Makes a session before its handshake.
-    pub(super) fn new(prober: &Prober, host: &str, socket: Plain) -> io::Result<Self> {
+    pub(super) fn new(prober: &Prober, host: &str, socket: PlainConnection) -> io::Result<Self> {
         let config = match prober.tls.get() {
             Some(config) => config,
             None => {
@@ -108,7 +108,8 @@ impl Tls {
 }
 
 fn config() -> io::Result<Arc<ClientConfig>> {
-    let config = tls::config(Roots::Any(Proof::Nothing), None).map_err(io::Error::other)?;
+    let config =
+        tls::config(ServerRoots::Any(PeerProof::Nothing), None).map_err(io::Error::other)?;
     let mut config = Arc::unwrap_or_clone(config);
     // A probe is a connection of its own, and memory of peers would grow with them.
     config.resumption = Resumption::disabled();

@@ -4,13 +4,16 @@
 
 use core::{future::Future, pin::Pin, time::Duration};
 
-use super::{AttachOptions, Call, ExecOptions, Logs, RuntimeError, RuntimeService, Start, Stream};
-use crate::api::cri::{
-    ANNOTATION_HASH, ContainerConfig, ContainerState, ContainerStatus, ImageSpec,
-    LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, LinuxResources,
-    Mount, PodItem, PodRuntimeStatus, SandboxConfig, SandboxState,
+use super::{
+    AttachOptions, ExecOptions, LogRetention, RuntimeCall, RuntimeError, RuntimeService,
+    SessionStart, StreamRoute,
 };
-use crate::api::stats::Detail;
+use crate::api::cri::{
+    ANNOTATION_HASH, ContainerConfig, ContainerMount, ContainerState, ContainerStatus,
+    LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, LinuxResources,
+    MountedImage, PodItem, PodRuntimeStatus, SandboxConfig, SandboxState,
+};
+use crate::api::stats::StatsDetail;
 use crate::api::{ContainerId, PodUid, SandboxId};
 
 /// Most looks for the end of a container; the pause in between is the caller's.
@@ -20,7 +23,7 @@ const LIMIT: usize = 64;
 
 /// Configurations and commands with which the contract is tried.
 #[derive(Clone, Debug)]
-pub struct Fixture {
+pub struct ContractFixture {
     /// A sandbox that the backend can make. Its UID must be unknown to the backend.
     pub sandbox: SandboxConfig,
     /// Reference of an image in the store.
@@ -38,11 +41,11 @@ pub struct Fixture {
 }
 
 /// A pause between two looks at the runtime.
-pub type Pause<'a> = &'a dyn Fn() -> Pin<Box<dyn Future<Output = ()>>>;
+pub type ContractPause<'a> = &'a dyn Fn() -> Pin<Box<dyn Future<Output = ()>>>;
 
 /// Breach of the contract by a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Breach {
+pub enum ContractBreach {
     /// The backend's state is not as it says, or as it must be.
     #[error("{0}")]
     Said(String),
@@ -61,10 +64,10 @@ pub enum Breach {
 /// - Errors: the first thing that is not as it should be.
 pub async fn contract(
     runtime: &dyn RuntimeService,
-    fixture: &Fixture,
-    pause: Pause<'_>,
-) -> Result<(), Breach> {
-    let trial = Trial {
+    fixture: &ContractFixture,
+    pause: ContractPause<'_>,
+) -> Result<(), ContractBreach> {
+    let trial = ContractRun {
         runtime,
         fixture,
         pause,
@@ -77,27 +80,30 @@ pub async fn contract(
     trial.end_of_sandbox(&sandbox).await
 }
 
-struct Trial<'a> {
+struct ContractRun<'a> {
     runtime: &'a dyn RuntimeService,
-    fixture: &'a Fixture,
-    pause: Pause<'a>,
+    fixture: &'a ContractFixture,
+    pause: ContractPause<'a>,
 }
 
-fn ensure(holds: bool, what: &str) -> Result<(), Breach> {
+fn ensure(holds: bool, what: &str) -> Result<(), ContractBreach> {
     holds
         .then_some(())
-        .ok_or_else(|| Breach::Said(what.to_owned()))
+        .ok_or_else(|| ContractBreach::Said(what.to_owned()))
 }
 
-fn went<T>(result: Result<T, RuntimeError>, call: &'static str) -> Result<T, Breach> {
-    result.map_err(|source| Breach::Refused { call, source })
+fn went<T>(result: Result<T, RuntimeError>, call: &'static str) -> Result<T, ContractBreach> {
+    result.map_err(|source| ContractBreach::Refused { call, source })
 }
 
 /// Checks that streams of an unknown container are "not found", at once or when they are started.
-async fn is_absent(opened: Call<'_, Stream<Start<'_>>>, what: &str) -> Result<(), Breach> {
+async fn is_absent(
+    opened: RuntimeCall<'_, StreamRoute<SessionStart<'_>>>,
+    what: &str,
+) -> Result<(), ContractBreach> {
     let result = match opened.await {
-        Ok(Stream::Local(start)) => start.await.map(drop),
-        Ok(Stream::Url(_)) => Ok(()),
+        Ok(StreamRoute::Local(start)) => start.await.map(drop),
+        Ok(StreamRoute::Url(_)) => Ok(()),
         Err(e) => Err(e),
     };
     ensure(
@@ -106,19 +112,19 @@ async fn is_absent(opened: Call<'_, Stream<Start<'_>>>, what: &str) -> Result<()
     )
 }
 
-impl Trial<'_> {
-    async fn pod(&self) -> Result<PodRuntimeStatus, Breach> {
+impl ContractRun<'_> {
+    async fn pod(&self) -> Result<PodRuntimeStatus, ContractBreach> {
         let uid = &self.fixture.sandbox.uid;
         went(self.runtime.pod_status(uid).await, "pod status")
     }
 
-    async fn instance(&self, id: &ContainerId) -> Result<ContainerStatus, Breach> {
+    async fn instance(&self, id: &ContainerId) -> Result<ContainerStatus, ContractBreach> {
         let pod = self.pod().await?;
         let found = pod.containers.into_iter().find(|c| c.id == *id);
-        found.ok_or_else(|| Breach::Said(format!("container {id} is not listed")))
+        found.ok_or_else(|| ContractBreach::Said(format!("container {id} is not listed")))
     }
 
-    async fn is_listed(&self) -> Result<bool, Breach> {
+    async fn is_listed(&self) -> Result<bool, ContractBreach> {
         let pods = went(self.runtime.list_pods().await, "list of pods")?;
         ensure(
             pods.is_sorted_by(|a, b| a.uid < b.uid),
@@ -127,7 +133,7 @@ impl Trial<'_> {
         Ok(pods.iter().any(|pod| pod.uid == self.fixture.sandbox.uid))
     }
 
-    async fn ended(&self, id: &ContainerId) -> Result<ContainerStatus, Breach> {
+    async fn ended(&self, id: &ContainerId) -> Result<ContainerStatus, ContractBreach> {
         for _ in 0..MAX_LOOKS {
             let status = self.instance(id).await?;
             if status.state == ContainerState::Exited {
@@ -135,10 +141,10 @@ impl Trial<'_> {
             }
             (self.pause)().await;
         }
-        Err(Breach::Said(format!("container {id} did not end")))
+        Err(ContractBreach::Said(format!("container {id} did not end")))
     }
 
-    fn statements(&self) -> Result<(), Breach> {
+    fn statements(&self) -> Result<(), ContractBreach> {
         let version = self.runtime.version();
         ensure(
             !version.name.is_empty() && !version.version.is_empty(),
@@ -151,7 +157,7 @@ impl Trial<'_> {
         )
     }
 
-    async fn unknown_things(&self) -> Result<(), Breach> {
+    async fn unknown_things(&self) -> Result<(), ContractBreach> {
         let runtime = self.runtime;
         let container = ContainerId::new("0123456789abcdef0123456789abcdef");
         let sandbox = SandboxId::new("0123456789abcdef0123456789abcdef");
@@ -168,7 +174,7 @@ impl Trial<'_> {
             "stop of an unknown container",
         )?;
         went(
-            runtime.remove_container(&container, Logs::Go).await,
+            runtime.remove_container(&container, LogRetention::Go).await,
             "removal of an unknown container",
         )?;
         went(
@@ -197,8 +203,8 @@ impl Trial<'_> {
         };
         is_absent(runtime.attach(&container, output), "attach").await?;
         let ports = match runtime.port_forward(&sandbox, &[]).await {
-            Ok(Stream::Local(connect)) => connect(1).await.map(drop),
-            Ok(Stream::Url(_)) => Ok(()),
+            Ok(StreamRoute::Local(connect)) => connect(1).await.map(drop),
+            Ok(StreamRoute::Url(_)) => Ok(()),
             Err(e) => Err(e),
         };
         ensure(
@@ -223,7 +229,7 @@ impl Trial<'_> {
         }
     }
 
-    async fn images(&self) -> Result<(), Breach> {
+    async fn images(&self) -> Result<(), ContractBreach> {
         let runtime = self.runtime;
         let absent = runtime.image_status("example.invalid/absent:1").await;
         ensure(
@@ -247,13 +253,13 @@ impl Trial<'_> {
         )
     }
 
-    async fn image(&self) -> Result<crate::api::cri::Image, Breach> {
+    async fn image(&self) -> Result<crate::api::cri::StoredImage, ContractBreach> {
         let found = self.runtime.image_status(&self.fixture.image).await;
         went(found, "image status")?
-            .ok_or_else(|| Breach::Said("the fixture's image is missing".into()))
+            .ok_or_else(|| ContractBreach::Said("the fixture's image is missing".into()))
     }
 
-    async fn sandbox(&self) -> Result<SandboxId, Breach> {
+    async fn sandbox(&self) -> Result<SandboxId, ContractBreach> {
         let made = self.runtime.run_pod_sandbox(&self.fixture.sandbox).await;
         let made = went(made, "sandbox")?;
         ensure(made.state == SandboxState::Ready, "a new sandbox is ready")?;
@@ -305,7 +311,7 @@ impl Trial<'_> {
         name: &str,
         attempt: u32,
         command: &[String],
-    ) -> Result<ContainerId, Breach> {
+    ) -> Result<ContainerId, ContractBreach> {
         let image = self.image().await?;
         let config = self.container(name, attempt, command, &image.id);
         went(
@@ -316,7 +322,7 @@ impl Trial<'_> {
         )
     }
 
-    async fn containers(&self, sandbox: &SandboxId) -> Result<(), Breach> {
+    async fn containers(&self, sandbox: &SandboxId) -> Result<(), ContractBreach> {
         let (runtime, fixture) = (self.runtime, self.fixture);
         let grace = Duration::from_secs(2);
 
@@ -396,7 +402,8 @@ impl Trial<'_> {
         }
         let pod = self.pod().await?;
         let broken = pod.newest("broken");
-        let broken = broken.ok_or_else(|| Breach::Said("a failed start is never lost".into()))?;
+        let broken =
+            broken.ok_or_else(|| ContractBreach::Said("a failed start is never lost".into()))?;
         ensure(
             broken.state == ContainerState::Exited
                 && broken.exit_code == 128
@@ -405,7 +412,10 @@ impl Trial<'_> {
         )?;
 
         for _ in 0..2 {
-            went(runtime.remove_container(&first, Logs::Go).await, "removal")?;
+            went(
+                runtime.remove_container(&first, LogRetention::Go).await,
+                "removal",
+            )?;
         }
         ensure(
             self.instance(&first).await.is_err(),
@@ -414,18 +424,18 @@ impl Trial<'_> {
     }
 
     /// An image as a volume of a container.
-    async fn volumes_of_images(&self, sandbox: &SandboxId) -> Result<(), Breach> {
+    async fn volumes_of_images(&self, sandbox: &SandboxId) -> Result<(), ContractBreach> {
         let (runtime, fixture) = (self.runtime, self.fixture);
         let image = self.image().await?;
         let mut config = self.container("reader", 0, &fixture.runs, &image.id);
-        config.mounts = vec![Mount {
+        config.mounts = vec![ContainerMount {
             container_path: "/image".into(),
             read_only: true,
-            image: Some(ImageSpec {
+            image: Some(MountedImage {
                 image: image.id.clone(),
                 user_image: fixture.image.clone(),
             }),
-            ..Mount::default()
+            ..ContainerMount::default()
         }];
         let reader = runtime
             .create_container(sandbox, &config, Some(&fixture.sandbox))
@@ -459,14 +469,17 @@ impl Trial<'_> {
             self.pod().await?.newest("blind").is_none(),
             "what could not be created is not listed",
         )?;
-        went(runtime.remove_container(&reader, Logs::Go).await, "removal")
+        went(
+            runtime.remove_container(&reader, LogRetention::Go).await,
+            "removal",
+        )
     }
 
     /// Checks that a pod is listed as its status describes it.
-    async fn lists_agree(&self, status: &PodRuntimeStatus) -> Result<(), Breach> {
+    async fn lists_agree(&self, status: &PodRuntimeStatus) -> Result<(), ContractBreach> {
         let listed = went(self.runtime.list_pods().await, "list of pods")?;
         let listed = listed.into_iter().find(|pod| pod.uid == status.uid);
-        let listed = listed.ok_or_else(|| Breach::Said("the pod is not listed".into()))?;
+        let listed = listed.ok_or_else(|| ContractBreach::Said("the pod is not listed".into()))?;
         let mut expected = PodItem::from(status);
         let mut found = listed;
         for pod in [&mut expected, &mut found] {
@@ -477,7 +490,7 @@ impl Trial<'_> {
     }
 
     /// Tries the calls on a container that runs.
-    async fn running(&self, id: &ContainerId) -> Result<(), Breach> {
+    async fn running(&self, id: &ContainerId) -> Result<(), ContractBreach> {
         let (runtime, uid) = (self.runtime, &self.fixture.sandbox.uid);
         let said = runtime.exec_sync(id, &self.fixture.echoes, None, LIMIT);
         let said = went(said.await, "command in a container")?;
@@ -487,14 +500,14 @@ impl Trial<'_> {
         )?;
         let options = self.options();
         match went(runtime.exec(id, &options).await, "streams of a command")? {
-            Stream::Local(start) => {
+            StreamRoute::Local(start) => {
                 let session = went(start.await, "streams of a command")?;
                 ensure(
                     session.end.await == Ok(0),
                     "a command with streams says how it ended",
                 )?;
             }
-            Stream::Url(url) => ensure(!url.is_empty(), "a URL leads somewhere")?,
+            StreamRoute::Url(url) => ensure(!url.is_empty(), "a URL leads somewhere")?,
         }
         let can = runtime.capabilities();
         let resources = LinuxResources {
@@ -506,7 +519,7 @@ impl Trial<'_> {
             updated.is_ok() == can.live_resource_updates,
             "limits of a running container change if the backend says so",
         )?;
-        let usage = runtime.list_pod_usage(Detail::Basic).await;
+        let usage = runtime.list_pod_usage(StatsDetail::Basic).await;
         let usage = usage.unwrap_or_default();
         let found = usage.iter().find(|pod| pod.uid == *uid);
         ensure(
@@ -516,7 +529,7 @@ impl Trial<'_> {
         )
     }
 
-    async fn end_of_sandbox(&self, sandbox: &SandboxId) -> Result<(), Breach> {
+    async fn end_of_sandbox(&self, sandbox: &SandboxId) -> Result<(), ContractBreach> {
         let (runtime, fixture) = (self.runtime, self.fixture);
         let last = self.create(sandbox, "last", 0, &fixture.runs).await?;
         went(runtime.start_container(&last).await, "last start")?;

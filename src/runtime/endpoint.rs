@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use smol::LocalExecutor;
 
-use super::{Call, RuntimeError, RuntimeService};
+use super::{RuntimeCall, RuntimeError, RuntimeService};
 use crate::{
     api::{PodUid, cri::CgroupDriver},
     cgroup::Cgroups,
@@ -15,7 +15,7 @@ use crate::{
 
 /// Settings of a client of a runtime.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct EndpointSettings {
     /// Socket of the runtime.
     pub endpoint: PathBuf,
     /// Socket of its images; often the same.
@@ -31,7 +31,7 @@ pub struct Settings {
     /// Cgroup driver, if the runtime does not tell its own.
     pub cgroup_driver: CgroupDriver,
     /// Possible cgroups of a pod; `None`: usage is not asked.
-    pub pod_groups: Option<PodGroups>,
+    pub pod_groups: Option<PodCgroupNaming>,
     /// Paths that containers do not see, unless they ask for it.
     pub masked_paths: Vec<String>,
     /// Paths that they cannot write to.
@@ -40,7 +40,7 @@ pub struct Settings {
 
 /// Directories of a runtime, which tell its file systems.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Places {
+pub struct RuntimeDirectories {
     /// Directory of images.
     pub images: PathBuf,
     /// Directory of the containers' writable layers.
@@ -48,27 +48,31 @@ pub struct Places {
 }
 
 /// Computes the possible cgroups of a pod from the cgroup driver, `cgroupRoot` and the pod's UID.
-pub type PodGroups = fn(CgroupDriver, &str, &PodUid) -> [String; 3];
+pub type PodCgroupNaming = fn(CgroupDriver, &str, &PodUid) -> [String; 3];
 
 /// A runtime of another process, opened.
-pub type Opening<'a> =
+pub type EndpointOpening<'a> =
     Pin<Box<dyn Future<Output = Result<Rc<dyn EndpointRuntime>, RuntimeError>> + 'a>>;
 
 /// Connects to the runtime at an endpoint; the connections' tasks run on the executor.
 ///
 /// - Errors: the runtime does not answer, does not say who it is, or makes cgroups in a way that is not known here.
-pub type OpenEndpoint =
-    for<'a> fn(Settings, &'a Rc<LocalExecutor<'static>>, Lane, Cgroups) -> Opening<'a>;
+pub type OpenEndpoint = for<'a> fn(
+    EndpointSettings,
+    &'a Rc<LocalExecutor<'static>>,
+    Lane,
+    Cgroups,
+) -> EndpointOpening<'a>;
 
 /// A runtime of another process.
 pub trait EndpointRuntime: RuntimeService {
     /// Directories of the runtime, as it told them when it was opened.
-    fn places(&self) -> &Places;
+    fn places(&self) -> &RuntimeDirectories;
     /// Cgroup driver: the runtime's own if it tells it, else that of the settings.
     fn cgroup_driver(&self) -> CgroupDriver;
     /// Cgroup driver, as far as the runtime tells it.
     fn told_cgroup_driver(&self) -> Option<CgroupDriver>;
     /// Asks for the cgroup driver in the runtime's own configuration: an old one tells it only there. `None`: the runtime
     /// shows none.
-    fn shown_cgroup_driver(&self) -> Call<'_, Option<CgroupDriver>>;
+    fn shown_cgroup_driver(&self) -> RuntimeCall<'_, Option<CgroupDriver>>;
 }

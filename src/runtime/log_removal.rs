@@ -4,7 +4,7 @@ use std::{fs, io, os::fd::AsRawFd as _, path::Path};
 
 use nix::errno::Errno;
 
-use super::{Logs, log_links::LogLinks};
+use super::{LogRetention, log_links::LogLinks};
 use crate::sys::open;
 
 /// Removes a log, its rotated files, and links of the legacy directory.
@@ -26,15 +26,20 @@ fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
 
 /// Removes the logs of an instance that is removed. If these stay, removes those of earlier instances: a pod may start
 /// over without end.
-pub(crate) fn remove(logs: Logs, log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
+pub(crate) fn remove(
+    logs: LogRetention,
+    log: &Path,
+    links: &Path,
+    link_end: &str,
+) -> io::Result<()> {
     let attempt = |name: &str| name.split_once(".log")?.0.parse::<u32>().ok();
     match (logs, log.file_name().and_then(|n| n.to_str())) {
-        (Logs::Go, _) => remove_logs(log, links, link_end),
-        (Logs::Stay, Some(name)) => {
+        (LogRetention::Go, _) => remove_logs(log, links, link_end),
+        (LogRetention::Stay, Some(name)) => {
             let own = attempt(name);
             remove_beside(log, |found| attempt(found).is_some_and(|n| Some(n) < own))
         }
-        (Logs::Stay, None) => Ok(()),
+        (LogRetention::Stay, None) => Ok(()),
     }
 }
 
@@ -115,16 +120,16 @@ mod tests {
             std::os::unix::fs::symlink("/nowhere", links.join(name)).expect("link");
         }
         let remove = |logs, name: &str, end| remove(logs, &dir.join(name), &links, end);
-        remove(Logs::Go, "1.log", "app-abc.log").expect("removed");
+        remove(LogRetention::Go, "1.log", "app-abc.log").expect("removed");
         assert_eq!(names(&dir), ["0.log", "11.log", "links"]);
         assert_eq!(names(&links), ["p_ns_app-abd.log"]);
-        remove(Logs::Go, "gone/1.log", "x").expect("absent is fine");
+        remove(LogRetention::Go, "gone/1.log", "x").expect("absent is fine");
         // ACT-72
         fs::write(dir.join("9.log.20240101-000000.gz"), "").expect("file");
-        remove(Logs::Stay, "11.log", "app-abd.log").expect("removed");
+        remove(LogRetention::Stay, "11.log", "app-abd.log").expect("removed");
         assert_eq!(names(&dir), ["11.log", "links"]);
         assert_eq!(names(&links).len(), 1);
-        remove(Logs::Stay, "gone/1.log", "x").expect("absent is fine");
+        remove(LogRetention::Stay, "gone/1.log", "x").expect("absent is fine");
         // A link in the place of the directory of links.
         std::os::unix::fs::symlink(&dir, dir.join("planted")).expect("link");
         fs::write(dir.join("app-abc.log"), "").expect("file");
@@ -147,7 +152,7 @@ mod tests {
         std::os::unix::fs::symlink("../victim/main", top.join("pod/link")).expect("link");
         fs::write(top.join("pod/file"), "").expect("file");
         for dir in ["by-pod/main", "pod/link", "pod/file"] {
-            for logs in [Logs::Go, Logs::Stay] {
+            for logs in [LogRetention::Go, LogRetention::Stay] {
                 let log = top.join(dir).join("1.log");
                 remove(logs, &log, Path::new(""), "x").expect("nothing of ours");
             }

@@ -20,8 +20,8 @@ use std::{
 use flate2::{Compression, write::GzEncoder};
 use nix::{errno::Errno, fcntl::OFlag};
 
-use crate::api::Wall;
-use crate::api::order::Order;
+use crate::api::WallTime;
+use crate::api::order::OrderExt;
 use crate::sys::{file, open};
 
 /// Returns true if the live file at `path` has reached `limit` bytes. A missing file counts: the writer must reopen it.
@@ -37,7 +37,7 @@ pub fn is_due(path: &Path, limit: u64) -> io::Result<bool> {
 ///
 /// - Shape: `max_files` counts the live file too and is at least 2.
 /// - Errors: nothing was renamed; try again at the next check.
-pub fn rotate(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<PathBuf>> {
+pub fn rotate(path: &Path, max_files: usize, now: WallTime) -> io::Result<Option<PathBuf>> {
     // Pods may see this directory and put links in its place: everything happens in the one that was opened.
     let dir = open::log_dir(path)?;
     let pinned = within(&dir, path);
@@ -48,7 +48,7 @@ pub fn rotate(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<Pat
 const MAX_COMPRESSED_BYTES: u64 = 8 * 1024 * 1024;
 
 /// State of a log's directory at the last look: nothing was rotated while it stays the same.
-pub type Looked = BTreeMap<PathBuf, (i64, i64)>;
+pub type LogDirectoryStates = BTreeMap<PathBuf, (i64, i64)>;
 
 /// Compresses files that writers have rotated: all but the newest of each log in `lives`, the oldest first, as many as
 /// one look may. Returns the state for the next look, and the logs with errors.
@@ -57,10 +57,10 @@ pub type Looked = BTreeMap<PathBuf, (i64, i64)>;
 ///   log never exceeds them, however fast its writer is.
 pub fn compress_rotated(
     lives: Vec<PathBuf>,
-    mut looked: Looked,
+    mut looked: LogDirectoryStates,
     max_bytes: u64,
     max_files: usize,
-) -> (Looked, Vec<(PathBuf, io::Error)>) {
+) -> (LogDirectoryStates, Vec<(PathBuf, io::Error)>) {
     let (mut left, mut failed) = (MAX_COMPRESSED_BYTES, Vec::new());
     looked.retain(|live, _| lives.contains(live));
     for live in lives {
@@ -120,7 +120,7 @@ fn within(dir: &OwnedFd, path: &Path) -> PathBuf {
     dir.join(path.file_name().unwrap_or_default())
 }
 
-fn rotate_within(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<OsString>> {
+fn rotate_within(path: &Path, max_files: usize, now: WallTime) -> io::Result<Option<OsString>> {
     if fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         // There is nothing to make room for.
         return Ok(None);
@@ -201,7 +201,7 @@ pub fn remove_forgotten(live: &Path, known: &[OsString], keep: usize) -> io::Res
 }
 
 /// `<N>.log.<YYYYMMDD-HHMMSS>`.
-fn rotated_name(path: &Path, now: Wall) -> PathBuf {
+fn rotated_name(path: &Path, now: WallTime) -> PathBuf {
     let at = now.date_time();
     let mut name = path.as_os_str().to_owned();
     name.push(format!(
@@ -326,7 +326,7 @@ mod tests {
         let dir = crate::testing::unused_path("rotate");
         fs::create_dir_all(&dir).expect("scratch");
         let path = dir.join("0.log");
-        let at = |n: i64| Wall::from_secs(1_700_000_000 + n);
+        let at = |n: i64| WallTime::from_secs(1_700_000_000 + n);
         for n in 0..5 {
             fs::write(&path, format!("line {n}\n")).expect("write");
             assert!(rotate(&path, 4, at(n)).expect("rotate").is_some());
@@ -383,7 +383,7 @@ mod tests {
         let pod = dir.join("default_a_u/c");
         fs::create_dir_all(&pod).expect("scratch");
         let live = pod.join("0.log");
-        let look = |looked: Looked| {
+        let look = |looked: LogDirectoryStates| {
             let (looked, failed) = compress_rotated(vec![live.clone()], looked, 1000, 5);
             assert!(failed.is_empty(), "{failed:?}");
             looked
@@ -403,7 +403,7 @@ mod tests {
         }
         // And a pod has put a link in the way.
         std::os::unix::fs::symlink("0.log", pod.join("0.log.20231114-221320.tmp")).expect("link");
-        let looked = look(Looked::new());
+        let looked = look(LogDirectoryStates::new());
         let tidy = [
             "0.log",
             "0.log.20231114-221320.gz",
@@ -500,7 +500,7 @@ mod tests {
         std::os::unix::fs::symlink(&victim, dir.join(odd[3])).expect("link");
         for n in 0..5 {
             fs::write(&path, format!("line {n}\n")).expect("write");
-            let at = Wall::from_secs(1_700_000_000 + n);
+            let at = WallTime::from_secs(1_700_000_000 + n);
             assert!(rotate(&path, 3, at).expect("rotate").is_some());
         }
         let mut left = names(&dir);

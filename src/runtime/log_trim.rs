@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{api::order::Order as _, logic::log_budget::Log, sys::open};
+use crate::{api::order::OrderExt as _, logic::log_budget::ContainerLogFiles, sys::open};
 
 /// Files of one directory that are counted: a pod may have put any number beside its log.
 const MAX_FILES: usize = 1024;
@@ -20,7 +20,7 @@ pub struct LogFiles {
     /// Names, oldest first.
     pub names: Vec<OsString>,
     /// Sizes of these files.
-    pub log: Log,
+    pub log: ContainerLogFiles,
 }
 
 /// Measures the log of a container. `path` is the log of the running instance, or of any if none runs.
@@ -37,7 +37,7 @@ pub fn measure(path: PathBuf, runs: bool) -> LogFiles {
     LogFiles {
         path,
         names,
-        log: Log { files, is_written },
+        log: ContainerLogFiles { files, is_written },
     }
 }
 

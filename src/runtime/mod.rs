@@ -21,22 +21,23 @@ mod streams;
 pub(crate) mod termination;
 
 pub use streams::{
-    AttachOptions, Connect, End, ExecOptions, Output, Pipes, Room, Session, Start, Stream, Streams,
+    AttachOptions, ExecOptions, ExitFuture, OutputRead, OutputRoom, PipeStreams, PortConnector,
+    ProcessStreams, SessionStart, StreamRoute, StreamSession,
 };
 
 use core::{future::Future, pin::Pin, time::Duration};
 
 use crate::api::cri::{
-    AuthConfig, Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Image,
-    LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus,
-    Version,
+    AuthConfig, ContainerConfig, ExecOutput, FsInfo, LinuxResources, PodItem, PodRuntimeStatus,
+    RuntimeCapabilities, RuntimeCondition, RuntimeStatus, RuntimeVersion, SandboxConfig,
+    SandboxStatus, StoredImage,
 };
-use crate::api::stats::{Detail, DiskUsage, PodUsage};
+use crate::api::stats::{DiskUsage, PodUsage, StatsDetail};
 use crate::api::{ContainerId, PodUid, SandboxId};
-use crate::image::Progress;
+use crate::image::ImageProgress;
 
 /// A call to the runtime. Dropping it does not cancel work that it started, except a pull; see design section "Worker".
-pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, RuntimeError>> + 'a>>;
+pub type RuntimeCall<'a, T> = Pin<Box<dyn Future<Output = Result<T, RuntimeError>> + 'a>>;
 
 /// Error of a call to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,7 +75,7 @@ pub enum RuntimeError {
 
 /// Fate of the logs of an instance that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logs {
+pub enum LogRetention {
     /// The logs are removed, too.
     Go,
     /// The next instance of the container goes on behind them.
@@ -84,9 +85,9 @@ pub enum Logs {
 /// A store of images. Callers that need images alone use this half of a backend.
 pub trait ImageService {
     /// The image that `reference` names, if it is in the store.
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>>;
+    fn image_status<'a>(&'a self, reference: &'a str) -> RuntimeCall<'a, Option<StoredImage>>;
     /// All images, sorted by id.
-    fn list_images(&self) -> Call<'_, Vec<Image>>;
+    fn list_images(&self) -> RuntimeCall<'_, Vec<StoredImage>>;
     /// Pulls `reference` with one credential, or anonymously; `sandbox` is that of the pod that wants it, if any does.
     /// Returns the image's id. If the call is dropped, the pull ends soon unless others wait for the same image; the
     /// bytes that have arrived stay.
@@ -97,9 +98,9 @@ pub trait ImageService {
         reference: &'a str,
         credential: Option<&'a AuthConfig>,
         sandbox: Option<&'a SandboxConfig>,
-    ) -> Call<'a, String>;
+    ) -> RuntimeCall<'a, String>;
     /// Progress of the pull of `reference`; `None` if there is no such pull. From memory.
-    fn pull_progress(&self, reference: &str) -> Option<Progress>;
+    fn pull_progress(&self, reference: &str) -> Option<ImageProgress>;
     /// Returns true if a pull of `reference` may still bring its image, also a pull that was dropped; `None`: the
     /// runtime does not tell. From memory.
     fn is_pulling(&self, reference: &str) -> Option<bool> {
@@ -107,45 +108,45 @@ pub trait ImageService {
         None
     }
     /// Removes an image with all its tags. Idempotent. Refuses an image that an instance uses.
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()>;
+    fn remove_image<'a>(&'a self, id: &'a str) -> RuntimeCall<'a, ()>;
     /// Disk use of the image store. It answers within seconds, or fails: the Node object waits for it, and for the list of
     /// images.
-    fn image_fs_info(&self) -> Call<'_, FsInfo>;
+    fn image_fs_info(&self) -> RuntimeCall<'_, FsInfo>;
 }
 
 /// A container runtime. One pod's calls never overlap, except stops of its containers; calls for different pods do.
 pub trait RuntimeService: ImageService {
     /// Name and version of the runtime, as last known. From memory.
-    fn version(&self) -> Version;
+    fn version(&self) -> RuntimeVersion;
     /// Capabilities of the runtime, as last known. From memory.
-    fn capabilities(&self) -> Capabilities;
+    fn capabilities(&self) -> RuntimeCapabilities;
     /// Sets the networks from which new sandboxes get their addresses, if the runtime chooses them itself; primary
     /// first, at most one of each family. Existing sandboxes keep their addresses (NODE-16).
-    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
+    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> RuntimeCall<'a, ()> {
         let _ = cidrs;
         Box::pin(async { Ok(()) })
     }
     /// Condition of what runs pods that are no containers: it answers, or why not; `None`: nothing does. From memory.
-    fn external_pods(&self) -> Option<Condition> {
+    fn external_pods(&self) -> Option<RuntimeCondition> {
         None
     }
     /// Conditions; cheap enough for every 5 s.
-    fn status(&self) -> Call<'_, RuntimeStatus>;
+    fn status(&self) -> RuntimeCall<'_, RuntimeStatus>;
 
     /// Lists all pods with every sandbox and instance, exited ones included (the relist). Their statuses are read by
     /// [`Self::pod_status`]. Sorted by UID; at most the pods the table can hold plus orphans.
-    fn list_pods(&self) -> Call<'_, Vec<PodItem>>;
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>>;
     /// Reads one pod anew, termination messages included. Unknown UID: an empty status carrying it.
-    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus>;
+    fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus>;
     /// Resolves when something at the runtime may have changed (a container ended). May be late or lost.
     fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
 
     /// Makes a sandbox and its network. On error no usable sandbox is left; leftovers are listed as not ready.
-    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus>;
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> RuntimeCall<'a, SandboxStatus>;
     /// Kills all processes of the sandbox and releases its network. Idempotent.
-    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()>;
     /// Stops the sandbox and removes its containers and every trace of it. Idempotent.
-    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()>;
 
     /// Creates an instance. `made` is the configuration of the sandbox, made anew for backends that do not remember it;
     /// `None` if it is not known now.
@@ -154,15 +155,19 @@ pub trait RuntimeService: ImageService {
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
         made: Option<&'a SandboxConfig>,
-    ) -> Call<'a, ContainerId>;
+    ) -> RuntimeCall<'a, ContainerId>;
     /// Starts a created instance. A failure leaves it `Exited` with reason `StartError` and code 128.
-    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()>;
     /// Sends the stop signal once, waits `grace`, kills all its processes, waits for the end. Idempotent.
-    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()>;
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> RuntimeCall<'a, ()>;
     /// Removes the instance, its root file system and, unless they stay, its logs. Kills it first if it runs. Idempotent.
-    fn remove_container<'a>(&'a self, id: &'a ContainerId, logs: Logs) -> Call<'a, ()>;
+    fn remove_container<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        logs: LogRetention,
+    ) -> RuntimeCall<'a, ()>;
     /// Reopens the log file after a rotation.
-    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()>;
     /// Runs a command in a running container and collects at most `limit` bytes of each stream.
     /// After `timeout` the process in the container is killed and [`RuntimeError::Timeout`] returned.
     fn exec_sync<'a>(
@@ -171,42 +176,42 @@ pub trait RuntimeService: ImageService {
         command: &'a [String],
         timeout: Option<Duration>,
         limit: usize,
-    ) -> Call<'a, ExecOutput>;
+    ) -> RuntimeCall<'a, ExecOutput>;
 
     /// Changes the limits of a running container to these, wholly or not at all; `None` stays as it is. Refused unless
-    /// [`Capabilities::live_resource_updates`] says otherwise.
+    /// [`RuntimeCapabilities::live_resource_updates`] says otherwise.
     fn update_container_resources<'a>(
         &'a self,
         id: &'a ContainerId,
         resources: &'a LinuxResources,
-    ) -> Call<'a, ()>;
+    ) -> RuntimeCall<'a, ()>;
 
-    /// Runs a command with streams, for `exec -it`; a local one begins when its [`Start`] is awaited. "Not found", from
+    /// Runs a command with streams, for `exec -it`; a local one begins when its [`SessionStart`] is awaited. "Not found", from
     /// this call or at the start, if the container does not run.
     fn exec<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a ExecOptions,
-    ) -> Call<'a, Stream<Start<'a>>>;
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>>;
     /// Attaches to the streams of a running container. Its earlier output is in its log. "Not found", from this call or
     /// at the start, if it does not run.
     fn attach<'a>(
         &'a self,
         id: &'a ContainerId,
         options: AttachOptions,
-    ) -> Call<'a, Stream<Start<'a>>>;
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>>;
     /// Opens the TCP ports of a pod. `ports` are those that the client names at once; empty: it names them later. "Not
     /// found", from this call or at a connection, if the sandbox is not ready.
     fn port_forward<'a>(
         &'a self,
         id: &'a SandboxId,
         ports: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>>;
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>>;
 
     /// Reads the usage of pods with a usable sandbox, and of their running containers, sorted by UID. Reads some files of
     /// each: call it on demand.
-    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>>;
+    fn list_pod_usage(&self, detail: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>>;
     /// Counts the disk use of a container above its image; `None` if nothing is known of it, exhausted if there is too
     /// much to count. Walks through all of it.
-    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>>;
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>>;
 }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use async_io::Async;
 
-use super::{Call, RuntimeError};
+use super::{RuntimeCall, RuntimeError};
 use crate::sys::tty;
 
 /// A command to run in a container.
@@ -43,21 +43,21 @@ pub struct AttachOptions {
 }
 
 /// A command that runs, or a connection to a container.
-pub struct Session {
+pub struct StreamSession {
     /// Streams of the command or container.
-    pub streams: Box<dyn Streams>,
+    pub streams: Box<dyn ProcessStreams>,
     /// End of the session; wait for it once the streams' output is over. For a command its exit code, 128 + signal if
     /// it was killed; 0 for a connection. An error is the runtime's reason why a command could not be run. If the
     /// session is dropped before its end, the process runs on without a client, be it a command or an attached
     /// container.
-    pub end: End,
+    pub end: ExitFuture,
 }
 
-/// See [`Session::end`].
-pub type End = Pin<Box<dyn Future<Output = Result<i32, RuntimeError>>>>;
+/// See [`StreamSession::end`].
+pub type ExitFuture = Pin<Box<dyn Future<Output = Result<i32, RuntimeError>>>>;
 
 /// Way to reach a stream.
-pub enum Stream<T> {
+pub enum StreamRoute<T> {
     /// In this process: the caller speaks the client's protocol.
     Local(T),
     /// At a server of the runtime: the client's request goes to this URL, once and at once. The server serves only the
@@ -66,14 +66,14 @@ pub enum Stream<T> {
 }
 
 /// A session that begins when it is awaited.
-pub type Start<'a> = Call<'a, Session>;
+pub type SessionStart<'a> = RuntimeCall<'a, StreamSession>;
 
 /// Connects to a TCP port of a pod from inside, each time it is called: a stream socket, not blocking.
-pub type Connect<'a> = Box<dyn Fn(u16) -> Call<'a, OwnedFd> + 'a>;
+pub type PortConnector<'a> = Box<dyn Fn(u16) -> RuntimeCall<'a, OwnedFd> + 'a>;
 
 /// Room for output of each stream, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct OutputRoom {
     /// Room for standard output.
     pub stdout: usize,
     /// Room for standard error.
@@ -82,7 +82,7 @@ pub struct Room {
 
 /// Result of a read, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum OutputRead {
     /// Bytes from standard output.
     Stdout(usize),
     /// Bytes from standard error.
@@ -92,15 +92,15 @@ pub enum Output {
 }
 
 /// Streams of a process, from outside. The polls of one task only wake it.
-pub trait Streams {
+pub trait ProcessStreams {
     /// Reads one of the streams into `buffer`, at most as much as it has room for. Pending also if there is output but
     /// no room for it: call again when there is.
     fn poll_output(
         &mut self,
         cx: &mut Context<'_>,
-        room: Room,
+        room: OutputRoom,
         buffer: &mut [u8],
-    ) -> Poll<io::Result<Output>>;
+    ) -> Poll<io::Result<OutputRead>>;
     /// Writes some of `bytes` (not empty) to standard input. An error: the process does not read any more, or never
     /// did.
     fn poll_input(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
@@ -112,7 +112,7 @@ pub trait Streams {
 
 /// Streams that are descriptors of ours.
 #[derive(Debug, Default)]
-pub struct Pipes {
+pub struct PipeStreams {
     stdin: Option<Async<File>>,
     stdout: Option<Async<File>>,
     stderr: Option<Async<File>>,
@@ -121,7 +121,7 @@ pub struct Pipes {
     stderr_next: bool,
 }
 
-impl Pipes {
+impl PipeStreams {
     /// Streams of a process that runs without a terminal: our ends of its pipes.
     pub fn new(
         stdin: Option<OwnedFd>,
@@ -169,13 +169,13 @@ fn poll_read(
     }
 }
 
-impl Streams for Pipes {
+impl ProcessStreams for PipeStreams {
     fn poll_output(
         &mut self,
         cx: &mut Context<'_>,
-        room: Room,
+        room: OutputRoom,
         buffer: &mut [u8],
-    ) -> Poll<io::Result<Output>> {
+    ) -> Poll<io::Result<OutputRead>> {
         // The streams take turns: neither keeps the other waiting.
         let first = self.stderr_next;
         for is_stderr in [first, !first] {
@@ -195,9 +195,9 @@ impl Streams for Pipes {
                 Poll::Ready(Ok(n)) => {
                     self.stderr_next = !is_stderr;
                     let output = if is_stderr {
-                        Output::Stderr(n)
+                        OutputRead::Stderr(n)
                     } else {
-                        Output::Stdout(n)
+                        OutputRead::Stdout(n)
                     };
                     return Poll::Ready(Ok(output));
                 }
@@ -205,7 +205,7 @@ impl Streams for Pipes {
             }
         }
         if self.stdout.is_none() && self.stderr.is_none() {
-            Poll::Ready(Ok(Output::End))
+            Poll::Ready(Ok(OutputRead::End))
         } else {
             Poll::Pending
         }

@@ -19,7 +19,7 @@ const LOG_TAIL_BYTES: u64 = 64 * 1024;
 
 /// Sources of a container's last words.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct TerminationSource {
     /// The termination log on the host, empty for none.
     pub(crate) file: String,
     /// The container's log.
@@ -31,7 +31,7 @@ pub(crate) struct Source {
 }
 
 /// Reads the message of an ended container. A file that cannot be read gives an empty message.
-pub(crate) fn message(source: &Source) -> String {
+pub(crate) fn message(source: &TerminationSource) -> String {
     let own = match source.file.as_str() {
         "" => Vec::new(),
         path => tail(plain(Path::new(path)), MESSAGE_BYTES).unwrap_or_default(),
@@ -148,7 +148,7 @@ mod tests {
         ] {
             fs::write(dir.join("file"), file).expect("file");
             fs::write(dir.join("log"), log).expect("log");
-            let source = Source {
+            let source = TerminationSource {
                 file: dir.join("file").display().to_string(),
                 log: dir.join("log").display().to_string(),
                 fallback,

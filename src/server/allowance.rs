@@ -3,21 +3,24 @@
 //! The bytes of the session's connection are counted, without TLS and the layers below. The limit is the one that the
 //! link has at that moment.
 
-use super::backend::Streaming;
-use super::connection::Connection;
+use super::backend::StreamingBackend;
+use super::connection::StreamConnection;
 use crate::api::quantity::human_bytes;
 
 /// See the module.
 #[derive(Clone, Copy)]
 pub(super) struct Allowance<'a> {
-    streaming: &'a dyn Streaming,
+    streaming: &'a dyn StreamingBackend,
     /// Bytes that the connection had carried before the session.
     before: u64,
 }
 
 impl<'a> Allowance<'a> {
     /// Begins the allowance of a session on `connection`; `None` if its bytes do not go over the link.
-    pub(super) fn new(streaming: &'a dyn Streaming, connection: &Connection) -> Option<Self> {
+    pub(super) fn new(
+        streaming: &'a dyn StreamingBackend,
+        connection: &StreamConnection,
+    ) -> Option<Self> {
         let before = connection.carried();
         connection
             .leaves_machine()

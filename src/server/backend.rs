@@ -11,24 +11,24 @@ use serde_json::Value;
 use super::{http::Refusal, log_reader::LogOptions};
 use crate::{
     api::{
-        ContainerId, Event, Node, PodUid, SandboxId, Wall, cri::ExecOutput, link::LinkBytes,
-        stats::Detail,
+        ContainerId, Event, Node, PodUid, SandboxId, WallTime, cri::ExecOutput, link::LinkBytes,
+        stats::StatsDetail,
     },
-    image::{Progress, Verification},
-    runtime::{AttachOptions, Call, Connect, ExecOptions, Start, Stream},
+    image::{ImageProgress, StoreVerification},
+    runtime::{AttachOptions, ExecOptions, PortConnector, RuntimeCall, SessionStart, StreamRoute},
     stream::remote_command::CREATION_TIMEOUT,
     sys::lane::Lane,
 };
 
 /// An answer that takes time.
-pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + 'a>>;
+pub type BackendReply<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + 'a>>;
 
 /// Text that is made while it is read: pieces of bounded size, none empty.
-pub type Pieces = Box<dyn Iterator<Item = String>>;
+pub type TextPieces = Box<dyn Iterator<Item = String>>;
 
 /// Pages of metrics and statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Figures {
+pub enum MetricsEndpoint {
     /// `/metrics`.
     Own,
     /// `/metrics/probes`.
@@ -40,7 +40,7 @@ pub enum Figures {
     /// `/metrics/cadvisor`.
     Cadvisor,
     /// `/stats/summary`.
-    Summary(Detail),
+    Summary(StatsDetail),
     /// `/stats/disk`.
     Disk,
 }
@@ -48,7 +48,7 @@ pub enum Figures {
 /// A log to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogTarget {
-    /// Live log file; empty: the provider that runs the instance keeps the log (see [`Backend::provided_log`]).
+    /// Live log file; empty: the provider that runs the instance keeps the log (see [`ServerBackend::provided_log`]).
     pub path: PathBuf,
     /// File in which its shim may hold the end of the log in memory.
     pub memory: PathBuf,
@@ -57,9 +57,9 @@ pub struct LogTarget {
 }
 
 /// Text that comes from somewhere else: the next piece, `None` at its end.
-pub trait Incoming {
+pub trait IncomingText {
     /// Waits for it.
-    fn next(&mut self) -> Reply<'_, Option<Vec<u8>>>;
+    fn next(&mut self) -> BackendReply<'_, Option<Vec<u8>>>;
 }
 
 /// A pod that a request names.
@@ -75,7 +75,7 @@ pub struct PodName<'a> {
 
 /// A container that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Running {
+pub struct RunningContainer {
     /// Id of the container.
     pub id: ContainerId,
     /// Set if the container has a terminal.
@@ -88,7 +88,7 @@ pub struct Running {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uptime {
     /// Start by the clock of that moment, which may have been wrong.
-    pub since: Wall,
+    pub since: WallTime,
     /// Time since the start.
     pub up: Duration,
     /// Version of the kubelet, as the Node object has it.
@@ -96,36 +96,40 @@ pub struct Uptime {
 }
 
 /// Sources of the server's streams: commands, containers and ports of pods.
-pub trait Streaming {
+pub trait StreamingBackend {
     /// The running instance of a container. Container empty: the default one.
-    fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running>;
+    fn running<'a>(
+        &'a self,
+        pod: PodName<'a>,
+        container: &'a str,
+    ) -> BackendReply<'a, RunningContainer>;
     /// The sandbox of a pod that runs.
-    fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> Reply<'a, SandboxId>;
+    fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> BackendReply<'a, SandboxId>;
     /// A command in a container.
     fn open_exec<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a ExecOptions,
-    ) -> Call<'a, Stream<Start<'a>>>;
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>>;
     /// Runs a command to its end; of each of its outputs at most `limit` bytes are kept.
     fn run<'a>(
         &'a self,
         id: &'a ContainerId,
         command: &'a [String],
         limit: usize,
-    ) -> Call<'a, ExecOutput>;
+    ) -> RuntimeCall<'a, ExecOutput>;
     /// A container's streams.
     fn open_attach<'a>(
         &'a self,
         id: &'a ContainerId,
         options: AttachOptions,
-    ) -> Call<'a, Stream<Start<'a>>>;
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>>;
     /// The ports of a pod; those that the client names at once.
     fn open_port_forward<'a>(
         &'a self,
         id: &'a SandboxId,
         ports: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>>;
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>>;
     /// Returns the time after which a connection is closed on which no byte came or went.
     fn idle_timeout(&self) -> Duration;
     /// Returns the number of bytes after which a session now ends whose client is on another machine; `None`: no limit.
@@ -142,7 +146,7 @@ pub trait Streaming {
 
 /// A health check of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Check {
+pub struct AgentCheck {
     /// Name of the check in a kubelet.
     pub name: &'static str,
     /// Fault that the check found, if any.
@@ -165,7 +169,7 @@ pub struct RunningPod {
 /// Health of the agent, for `picolet check`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Health {
+pub struct AgentHealth {
     /// Version of the program.
     pub version: Cow<'static, str>,
     /// Process id of the agent.
@@ -206,7 +210,7 @@ pub struct LinkHealth {
 /// Traffic over the link, its budget and its cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LinkShown {
+pub struct LinkReport {
     /// Bytes of the agent.
     pub bytes: LinkBytes,
     /// State of the day's budget, for people; `None`: there is no budget.
@@ -223,19 +227,19 @@ pub struct LinkShown {
 /// Resources that the node is short of, and the pods that would be evicted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PressureShown {
+pub struct PressureReport {
     /// Thresholds that are met.
-    pub short: Vec<ShortShown>,
+    pub short: Vec<PressureSignalReport>,
     /// Eviction signal by which the pods are ordered; empty if the order was not asked for.
     pub by: String,
     /// Pods that may be evicted, the first one first.
-    pub order: Vec<NextShown>,
+    pub order: Vec<EvictionCandidateReport>,
 }
 
 /// A unit of a device that is given to pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct DeviceShown {
+pub struct DeviceReport {
     /// Name of the resource that pods ask for.
     pub resource: String,
     /// Lasting id of the unit; empty: a device plugin offers the resource, and has no unit of it.
@@ -259,7 +263,7 @@ pub struct DeviceShown {
 /// A threshold that is met.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ShortShown {
+pub struct PressureSignalReport {
     /// Eviction signal.
     pub signal: String,
     /// Amount that is left.
@@ -267,7 +271,7 @@ pub struct ShortShown {
     /// Amount that must be left.
     pub limit: String,
     /// Time from which on the threshold has been met.
-    pub since: Wall,
+    pub since: WallTime,
     /// Set for a soft threshold: it may be met for a grace period.
     pub soft: bool,
 }
@@ -275,7 +279,7 @@ pub struct ShortShown {
 /// A pod that may be evicted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct NextShown {
+pub struct EvictionCandidateReport {
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
@@ -320,10 +324,10 @@ pub struct ApiserverHealth {
 /// An answer with several objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct List<T> {
+pub struct ObjectList<T> {
     /// `v1`.
     pub api_version: Cow<'static, str>,
-    /// Kind of the objects with `List` behind it.
+    /// Kind of the objects with `ObjectList` behind it.
     pub kind: Cow<'static, str>,
     /// Empty list metadata, as the API has it here.
     pub metadata: ListMeta,
@@ -342,13 +346,13 @@ pub struct ListMeta {
 /// A line of an answer that takes long: how far it is; the last one, how it ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Line {
+pub enum ProgressLine {
     /// Progress of the work, which goes on.
-    Step(Progress),
+    Step(ImageProgress),
     /// References of the imported images, or the id of the pulled one.
     Imported(Vec<String>),
     /// Result of a check of all images.
-    Verified(Verification),
+    Verified(StoreVerification),
     /// The work failed.
     Failed {
         /// An HTTP status.
@@ -359,41 +363,45 @@ pub enum Line {
 }
 
 /// The agent, as the server sees it.
-pub trait Backend: Streaming {
+pub trait ServerBackend: StreamingBackend {
     /// The lane on which files are read.
     fn disk_lane(&self) -> &Lane;
     /// Pods to show, sorted by namespace and name; all of them, or those of one namespace.
-    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<PodUid>>;
+    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> BackendReply<'a, Vec<PodUid>>;
     /// Returns a pod as a Kubernetes object; `None`: it has gone. JSON, for that keeps fields that are not modelled.
-    fn pod<'a>(&'a self, uid: &'a PodUid) -> Reply<'a, Option<Value>>;
+    fn pod<'a>(&'a self, uid: &'a PodUid) -> BackendReply<'a, Option<Value>>;
     /// Pods with containers that run, as the runtime has them; sorted by uid.
-    fn running_pods(&self) -> Reply<'_, Vec<RunningPod>>;
+    fn running_pods(&self) -> BackendReply<'_, Vec<RunningPod>>;
     /// Names of the containers of a pod's spec, of all kinds.
-    fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>>;
+    fn container_names<'a>(
+        &'a self,
+        namespace: &'a str,
+        pod: &'a str,
+    ) -> BackendReply<'a, Vec<String>>;
     /// The configuration in force, as the JSON of a `KubeletConfiguration`.
     fn configuration(&self) -> &str;
     /// Runs the checks of `/healthz`.
-    fn checks(&self) -> Vec<Check>;
+    fn checks(&self) -> Vec<AgentCheck>;
     /// Returns the start of the agent, and the time since then.
     fn uptime(&self) -> Uptime;
     /// Returns the health of the agent.
-    fn health(&self) -> Reply<'_, Health>;
+    fn health(&self) -> BackendReply<'_, AgentHealth>;
     /// Kept Event objects, oldest first; all of them, or those of pods of one namespace. At most the newest `limit`.
     fn events(&self, namespace: Option<&str>, limit: usize) -> Vec<Event>;
     /// ConfigMap objects beside the manifests, sorted by namespace and name; all of them, or those of one namespace.
-    fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>>;
+    fn config_maps(&self, namespace: Option<&str>) -> BackendReply<'_, Vec<Value>>;
     /// Secret objects, like ConfigMaps. They carry the sizes of their values (`dataBytes`), never these.
-    fn secrets(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>>;
+    fn secrets(&self, namespace: Option<&str>) -> BackendReply<'_, Vec<Value>>;
     /// Returns the last events and effects of the loop, one JSON object a line.
-    fn dump(&self) -> Reply<'_, String>;
+    fn dump(&self) -> BackendReply<'_, String>;
     /// Figures of the agent, or of what runs.
-    fn figures(&self, which: Figures) -> Reply<'_, Pieces>;
+    fn figures(&self, which: MetricsEndpoint) -> BackendReply<'_, TextPieces>;
     /// Returns the traffic over the link.
-    fn link(&self) -> LinkShown;
+    fn link(&self) -> LinkReport;
     /// The Node object.
-    fn node(&self) -> Reply<'_, Node>;
+    fn node(&self) -> BackendReply<'_, Node>;
     /// Returns the resources that the node is short of; with `order` also the pods that would be evicted.
-    fn pressure(&self, order: bool) -> Reply<'_, PressureShown>;
+    fn pressure(&self, order: bool) -> BackendReply<'_, PressureReport>;
     /// Finds the file of a container's log. Container empty: the default one.
     fn log_target<'a>(
         &'a self,
@@ -401,69 +409,69 @@ pub trait Backend: Streaming {
         pod: &'a str,
         container: &'a str,
         previous: bool,
-    ) -> Reply<'a, LogTarget>;
+    ) -> BackendReply<'a, LogTarget>;
     /// Reads the log of an instance that has no file here, from the provider that runs it.
     fn provided_log<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a LogOptions,
-    ) -> Reply<'a, Box<dyn Incoming>> {
+    ) -> BackendReply<'a, Box<dyn IncomingText>> {
         let _ = (id, options);
         Box::pin(async { Err(Refusal::not_found("the log has no file")) })
     }
     /// Returns true if an instance still runs, or may do so: a followed log goes on.
-    fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool>;
+    fn is_running<'a>(&'a self, id: &'a ContainerId) -> BackendReply<'a, bool>;
     /// Units of the devices that are given to pods.
-    fn devices(&self) -> Reply<'_, Vec<DeviceShown>>;
+    fn devices(&self) -> BackendReply<'_, Vec<DeviceReport>>;
     /// Lists all images.
-    fn images(&self) -> Reply<'_, Vec<crate::api::cri::Image>>;
+    fn images(&self) -> BackendReply<'_, Vec<crate::api::cri::StoredImage>>;
     /// Imports an archive; returns the references it brought. `name` (may be empty) names an image that has none.
     /// `steps` hears how far it is, as far as it has room; closed by its reader it stops the import.
     fn import_image(
         &self,
         path: PathBuf,
         name: String,
-        steps: Option<smol::channel::Sender<Progress>>,
-    ) -> Reply<'_, Vec<String>>;
+        steps: Option<smol::channel::Sender<ImageProgress>>,
+    ) -> BackendReply<'_, Vec<String>>;
     /// Pulls an image with the credentials of the node, whatever is in the store; `now`: whatever the link has left. Returns
     /// its id.
-    fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> Reply<'a, String>;
+    fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> BackendReply<'a, String>;
     /// Returns the progress of an image's pull; `None` if no pull of it is under way.
-    fn pull_progress(&self, reference: &str) -> Option<Progress>;
+    fn pull_progress(&self, reference: &str) -> Option<ImageProgress>;
     /// Removes an image by reference or id, or one of its names. Returns a line for each name that is gone.
-    fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, Vec<String>>;
+    fn remove_image<'a>(&'a self, reference: &'a str) -> BackendReply<'a, Vec<String>>;
     /// Removes the images that no container uses; returns their names and the bytes that they held.
-    fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)>;
+    fn prune_images(&self) -> BackendReply<'_, (Vec<String>, u64)>;
     /// Checks every image; with `repair` damaged ones that are not in use are removed. `steps` hears the progress;
     /// closed by its reader it ends the check.
     fn verify_images(
         &self,
         repair: bool,
-        steps: smol::channel::Sender<Progress>,
-    ) -> Reply<'_, Verification>;
+        steps: smol::channel::Sender<ImageProgress>,
+    ) -> BackendReply<'_, StoreVerification>;
     /// Ends a pod of this machine's own manifests, and starts it anew after that.
-    fn restart_pod<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, ()>;
+    fn restart_pod<'a>(&'a self, namespace: &'a str, pod: &'a str) -> BackendReply<'a, ()>;
     /// Ends the agent; with `all` every pod first.
-    fn stop(&self, all: bool) -> Reply<'_, ()>;
+    fn stop(&self, all: bool) -> BackendReply<'_, ()>;
     /// The machine goes down: ends the pods in their order, or all at once and then the agent, as it is configured.
-    fn shut_down(&self) -> Reply<'_, ()>;
+    fn shut_down(&self) -> BackendReply<'_, ()>;
 }
 
 /// Reads the options of a log request.
 pub(super) fn log_options(
-    request: &super::http::Request,
-    now: Wall,
+    request: &super::http::HttpRequest,
+    now: WallTime,
 ) -> Result<LogOptions, Refusal> {
     let since_seconds: Option<u32> = request.number("sinceSeconds")?;
     let since_time =
         match request.param("sinceTime") {
             None | Some("") => None,
-            Some(text) => Some(Wall::parse(text).ok_or_else(|| {
+            Some(text) => Some(WallTime::parse(text).ok_or_else(|| {
                 Refusal::bad(format!("sinceTime: {text:?} is not an RFC 3339 time"))
             })?),
         };
     let by_seconds =
-        since_seconds.map(|s| Wall(now.0.saturating_sub(i64::from(s) * 1_000_000_000)));
+        since_seconds.map(|s| WallTime(now.0.saturating_sub(i64::from(s) * 1_000_000_000)));
     let stream = match request.param("stream") {
         None | Some("" | "All") => None,
         Some("Stdout") => Some("stdout".to_owned()),

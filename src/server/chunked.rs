@@ -12,7 +12,7 @@ const MAX_DIGITS: usize = 8;
 
 /// Part of the body that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum ChunkedPosition {
     /// The line with the size of a chunk.
     Size,
     /// Data of a chunk: bytes that are still to come.
@@ -26,7 +26,7 @@ enum At {
 /// Follows a body to its end. Its memory is one short line.
 #[derive(Debug)]
 pub(super) struct Chunked {
-    at: At,
+    at: ChunkedPosition,
     line: Vec<u8>,
     /// Bytes of chunks that may still come.
     room: u64,
@@ -37,7 +37,7 @@ impl Chunked {
     /// A body of at most `limit` bytes.
     pub(super) const fn new(limit: u64) -> Self {
         Self {
-            at: At::Size,
+            at: ChunkedPosition::Size,
             line: Vec::new(),
             room: limit,
             trailers: 0,
@@ -50,13 +50,13 @@ impl Chunked {
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<Option<usize>, Refusal> {
         let mut done = 0;
         while let Some(byte) = bytes.get(done) {
-            if let At::Data(left) = self.at {
+            if let ChunkedPosition::Data(left) = self.at {
                 let here = u64::try_from(bytes.len() - done).unwrap_or(u64::MAX);
                 let taken = left.min(here);
                 done += usize::try_from(taken).unwrap_or(usize::MAX);
                 self.at = match left - taken {
-                    0 => At::DataEnd,
-                    left => At::Data(left),
+                    0 => ChunkedPosition::DataEnd,
+                    left => ChunkedPosition::Data(left),
                 };
                 continue;
             }
@@ -86,23 +86,25 @@ impl Chunked {
     /// Understands a line. Whether it was the last.
     fn line_ended(&mut self) -> Result<bool, Refusal> {
         self.at = match self.at {
-            At::Size => match size(&self.line).ok_or_else(|| malformed("no size"))? {
-                0 => At::Trailers,
+            ChunkedPosition::Size => match size(&self.line).ok_or_else(|| malformed("no size"))? {
+                0 => ChunkedPosition::Trailers,
                 size if size > self.room => return Err(Refusal::new(413, "body is too long")),
                 size => {
                     self.room -= size;
-                    At::Data(size)
+                    ChunkedPosition::Data(size)
                 }
             },
-            At::DataEnd if self.line.is_empty() => At::Size,
-            At::DataEnd | At::Data(_) => return Err(malformed("a chunk is longer than it said")),
-            At::Trailers if self.line.is_empty() => return Ok(true),
-            At::Trailers => {
+            ChunkedPosition::DataEnd if self.line.is_empty() => ChunkedPosition::Size,
+            ChunkedPosition::DataEnd | ChunkedPosition::Data(_) => {
+                return Err(malformed("a chunk is longer than it said"));
+            }
+            ChunkedPosition::Trailers if self.line.is_empty() => return Ok(true),
+            ChunkedPosition::Trailers => {
                 self.trailers += 1;
                 if self.trailers > MAX_TRAILERS {
                     return Err(malformed("too many trailers"));
                 }
-                At::Trailers
+                ChunkedPosition::Trailers
             }
         };
         Ok(false)

@@ -18,7 +18,7 @@ use async_io::Timer;
 use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
 use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 
-use super::pipe::Beside;
+use super::pipe::PipeHandle;
 use crate::api::link::LinkClass;
 use crate::sys::{socket, start, turn};
 
@@ -35,19 +35,19 @@ pub trait Duplex: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Duplex for T {}
 
 /// See the module.
-pub struct Connection {
+pub struct StreamConnection {
     stream: Box<dyn Duplex>,
-    below: Below,
+    below: StreamTransport,
     ahead: Vec<u8>,
     patience: Option<Duration>,
     stalled: Option<Timer>,
     /// Bytes that were read and written.
     carried: u64,
-    pub(super) answer: Answer,
+    pub(super) answer: AnswerForm,
 }
 
 /// Carrier of a stream, open for as long as the stream.
-pub(super) enum Below {
+pub(super) enum StreamTransport {
     /// An unknown carrier: it cannot be asked if the client has left.
     Unknown,
     Socket(RawFd),
@@ -59,12 +59,12 @@ pub(super) enum Below {
         /// Set if the other side is on another machine.
         leaves: bool,
     },
-    Pipe(Beside),
+    Pipe(PipeHandle),
 }
 
 /// Form of the answer to the request under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct AnswerForm {
     /// Set if another request may follow on this connection.
     pub(super) keep: bool,
     /// The client knows chunks: an answer of unknown length need not end with the connection.
@@ -73,30 +73,30 @@ pub(super) struct Answer {
     pub(super) head_only: bool,
 }
 
-impl Connection {
+impl StreamConnection {
     /// Makes a connection over `stream`. A client that does not read is waited for without end.
     pub fn new(stream: impl Duplex + 'static) -> Self {
         Self {
             stream: Box::new(stream),
-            below: Below::Unknown,
+            below: StreamTransport::Unknown,
             ahead: Vec::new(),
             patience: None,
             stalled: None,
             carried: 0,
-            answer: Answer::default(),
+            answer: AnswerForm::default(),
         }
     }
 
     /// Names the socket that all goes over, which closes when this is dropped.
     #[must_use]
     pub fn of_socket(mut self, socket: RawFd) -> Self {
-        self.below = Below::Socket(socket);
+        self.below = StreamTransport::Socket(socket);
         self
     }
 
     /// Names the carrier of the stream.
     #[must_use]
-    pub(super) fn over(mut self, below: Below) -> Self {
+    pub(super) fn over(mut self, below: StreamTransport) -> Self {
         self.below = below;
         self
     }
@@ -106,9 +106,9 @@ impl Connection {
     #[must_use]
     pub fn has_hung_up(&self) -> bool {
         let fd = match &self.below {
-            Below::Unknown => return false,
-            Below::Socket(socket) | Below::Counted { socket, .. } => *socket,
-            Below::Pipe(pipe) => return pipe.has_hung_up(),
+            StreamTransport::Unknown => return false,
+            StreamTransport::Socket(socket) | StreamTransport::Counted { socket, .. } => *socket,
+            StreamTransport::Pipe(pipe) => return pipe.has_hung_up(),
         };
         let mut fds = [libc::pollfd {
             fd,
@@ -122,9 +122,9 @@ impl Connection {
     /// peer that does not read would otherwise not get to the end.
     pub(super) fn cut(&self) {
         match &self.below {
-            Below::Unknown => {}
-            Below::Pipe(pipe) => pipe.cut(),
-            Below::Socket(fd) | Below::Counted { socket: fd, .. } => {
+            StreamTransport::Unknown => {}
+            StreamTransport::Pipe(pipe) => pipe.cut(),
+            StreamTransport::Socket(fd) | StreamTransport::Counted { socket: fd, .. } => {
                 if let Err(e) = socket::forget_unsent(*fd) {
                     log::debug!("a connection cannot be cut: {e}");
                 }
@@ -134,7 +134,9 @@ impl Connection {
 
     /// Address of the other side, if it has one.
     pub(super) fn peer(&self) -> Option<IpAddr> {
-        let (Below::Socket(socket) | Below::Counted { socket, .. }) = &self.below else {
+        let (StreamTransport::Socket(socket) | StreamTransport::Counted { socket, .. }) =
+            &self.below
+        else {
             return None;
         };
         let name: SockaddrStorage = getpeername(*socket).ok()?;
@@ -145,7 +147,7 @@ impl Connection {
 
     /// Counts all bytes from now on as `class`, if they are counted.
     pub(super) fn counts_as(&self, class: LinkClass) {
-        if let Below::Counted { class: of, .. } = &self.below {
+        if let StreamTransport::Counted { class: of, .. } = &self.below {
             of.set(class);
         }
     }
@@ -158,9 +160,9 @@ impl Connection {
     /// Returns true if the bytes go over the link.
     pub(super) const fn leaves_machine(&self) -> bool {
         match self.below {
-            Below::Counted { leaves, .. } => leaves,
-            Below::Pipe(_) => true,
-            Below::Unknown | Below::Socket(_) => false,
+            StreamTransport::Counted { leaves, .. } => leaves,
+            StreamTransport::Pipe(_) => true,
+            StreamTransport::Unknown | StreamTransport::Socket(_) => false,
         }
     }
 
@@ -227,7 +229,7 @@ impl Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for StreamConnection {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -251,7 +253,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for StreamConnection {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -277,17 +279,17 @@ impl AsyncWrite for Connection {
         let closed = ready!(this.patiently(cx, poll));
         // The stream's own close only flushes. A socket that is not connected any more needs no end.
         match &this.below {
-            Below::Unknown => {}
-            Below::Socket(socket) | Below::Counted { socket, .. } => {
+            StreamTransport::Unknown => {}
+            StreamTransport::Socket(socket) | StreamTransport::Counted { socket, .. } => {
                 _ = shutdown(*socket, Shutdown::Write);
             }
-            Below::Pipe(pipe) => pipe.end(),
+            StreamTransport::Pipe(pipe) => pipe.end(),
         }
         Poll::Ready(closed)
     }
 }
 
-impl core::fmt::Debug for Connection {
+impl core::fmt::Debug for StreamConnection {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let mut shown = f.debug_struct("Connection");
         shown.field("ahead", &self.ahead.len());
@@ -308,7 +310,7 @@ pub(super) mod testing {
     use async_io::Async;
     use smol::io::{AsyncRead, AsyncWrite};
 
-    use super::Connection;
+    use super::StreamConnection;
 
     /// A client that has sent everything already and takes every answer: nothing ever waits for it.
     pub(in crate::server) struct Eager {
@@ -368,9 +370,9 @@ pub(super) mod testing {
     }
 
     /// A connection and its other end.
-    pub(in crate::server) fn pair() -> (Connection, Async<UnixStream>) {
+    pub(in crate::server) fn pair() -> (StreamConnection, Async<UnixStream>) {
         let (ours, theirs) = Async::<UnixStream>::pair().expect("socket pair");
-        (Connection::new(ours), theirs)
+        (StreamConnection::new(ours), theirs)
     }
 }
 

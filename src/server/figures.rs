@@ -4,11 +4,11 @@ use core::time::Duration;
 use std::io;
 
 use super::{
-    Outcome,
-    backend::{Backend, Figures, Pieces},
-    http::{self, Connection, Refusal, Request},
+    ServeOutcome,
+    backend::{MetricsEndpoint, ServerBackend, TextPieces},
+    http::{self, HttpRequest, Refusal, StreamConnection},
 };
-use crate::api::stats::Detail;
+use crate::api::stats::StatsDetail;
 
 /// Time in which a client has to take a piece, or is left: the page that it asked for stands in memory until then.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -16,18 +16,25 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Returns the figures that a request asks for; `None`: another page. A wrong method alone is a 405.
-pub(super) fn asked(path: &[&str], request: &Request) -> Option<Result<Figures, Refusal>> {
+pub(super) fn asked(
+    path: &[&str],
+    request: &HttpRequest,
+) -> Option<Result<MetricsEndpoint, Refusal>> {
     let (figures, methods): (_, &[&str]) = match path {
-        ["metrics"] => (Figures::Own, &["GET"]),
-        ["metrics", "slis"] => (Figures::Slis, &["GET"]),
-        ["metrics", "probes"] => (Figures::Probes, &["GET"]),
-        ["metrics", "resource"] => (Figures::Resource, &["GET"]),
-        ["metrics", "cadvisor"] => (Figures::Cadvisor, &["GET"]),
-        ["stats", "summary"] if request.flag("only_cpu_and_memory") => {
-            (Figures::Summary(Detail::Basic), &["GET", "POST"])
-        }
-        ["stats", "summary"] => (Figures::Summary(Detail::Full), &["GET", "POST"]),
-        ["stats", "disk"] => (Figures::Disk, &["GET"]),
+        ["metrics"] => (MetricsEndpoint::Own, &["GET"]),
+        ["metrics", "slis"] => (MetricsEndpoint::Slis, &["GET"]),
+        ["metrics", "probes"] => (MetricsEndpoint::Probes, &["GET"]),
+        ["metrics", "resource"] => (MetricsEndpoint::Resource, &["GET"]),
+        ["metrics", "cadvisor"] => (MetricsEndpoint::Cadvisor, &["GET"]),
+        ["stats", "summary"] if request.flag("only_cpu_and_memory") => (
+            MetricsEndpoint::Summary(StatsDetail::Basic),
+            &["GET", "POST"],
+        ),
+        ["stats", "summary"] => (
+            MetricsEndpoint::Summary(StatsDetail::Full),
+            &["GET", "POST"],
+        ),
+        ["stats", "disk"] => (MetricsEndpoint::Disk, &["GET"]),
         _ => return None,
     };
     let method = request.method.as_str();
@@ -43,25 +50,31 @@ pub(super) fn asked(path: &[&str], request: &Request) -> Option<Result<Figures, 
 
 /// Answers with a page, piece by piece.
 pub(super) async fn serve(
-    backend: &dyn Backend,
-    connection: &mut Connection,
-    figures: Figures,
-) -> Outcome {
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
+    figures: MetricsEndpoint,
+) -> ServeOutcome {
     let pieces = match backend.figures(figures).await {
         Ok(pieces) => pieces,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let kind = match figures {
-        Figures::Summary(_) | Figures::Disk => "application/json",
-        Figures::Own | Figures::Slis | Figures::Probes | Figures::Resource | Figures::Cadvisor => {
-            EXPOSITION
-        }
+        MetricsEndpoint::Summary(_) | MetricsEndpoint::Disk => "application/json",
+        MetricsEndpoint::Own
+        | MetricsEndpoint::Slis
+        | MetricsEndpoint::Probes
+        | MetricsEndpoint::Resource
+        | MetricsEndpoint::Cadvisor => EXPOSITION,
     };
     send(connection, kind, pieces).await
 }
 
 /// Answers with these pieces, each of which the client takes in time.
-pub(super) async fn send(connection: &mut Connection, kind: &str, pieces: Pieces) -> Outcome {
+pub(super) async fn send(
+    connection: &mut StreamConnection,
+    kind: &str,
+    pieces: TextPieces,
+) -> ServeOutcome {
     let mut stream = http::start_stream(connection, kind).await?;
     for piece in pieces {
         let late = async {
@@ -80,29 +93,39 @@ mod tests {
     #[test]
     fn paths_and_methods() {
         // SRV-16 SRV-17
-        let resource = Some(Figures::Resource);
-        let basic = Some(Figures::Summary(Detail::Basic));
-        let full = Some(Figures::Summary(Detail::Full));
+        let resource = Some(MetricsEndpoint::Resource);
+        let basic = Some(MetricsEndpoint::Summary(StatsDetail::Basic));
+        let full = Some(MetricsEndpoint::Summary(StatsDetail::Full));
         for (method, path, query, want) in [
             ("GET", "metrics/resource", "", Ok(resource)),
             ("POST", "metrics/resource", "", Err(405)),
-            ("GET", "metrics/cadvisor", "", Ok(Some(Figures::Cadvisor))),
-            ("GET", "metrics", "", Ok(Some(Figures::Own))),
-            ("GET", "metrics/slis", "", Ok(Some(Figures::Slis))),
-            ("GET", "metrics/probes", "", Ok(Some(Figures::Probes))),
+            (
+                "GET",
+                "metrics/cadvisor",
+                "",
+                Ok(Some(MetricsEndpoint::Cadvisor)),
+            ),
+            ("GET", "metrics", "", Ok(Some(MetricsEndpoint::Own))),
+            ("GET", "metrics/slis", "", Ok(Some(MetricsEndpoint::Slis))),
+            (
+                "GET",
+                "metrics/probes",
+                "",
+                Ok(Some(MetricsEndpoint::Probes)),
+            ),
             ("GET", "metrics/other", "", Ok(None)),
             ("GET", "stats/summary", "", Ok(full)),
             ("POST", "stats/summary", "true", Ok(basic)),
             ("GET", "stats/summary", "false", Ok(full)),
-            ("GET", "stats/disk", "", Ok(Some(Figures::Disk))),
+            ("GET", "stats/disk", "", Ok(Some(MetricsEndpoint::Disk))),
             ("POST", "stats/disk", "", Err(405)),
             ("DELETE", "stats/summary", "", Err(405)),
             ("GET", "stats", "", Ok(None)),
         ] {
-            let request = Request {
+            let request = HttpRequest {
                 method: method.into(),
                 query: vec![("only_cpu_and_memory".into(), query.into())],
-                ..Request::default()
+                ..HttpRequest::default()
             };
             let path: Vec<&str> = path.split('/').collect();
             let asked = asked(&path, &request).transpose().map_err(|e| e.status);

@@ -11,7 +11,7 @@ use async_io::{Async, Timer};
 use smol::LocalExecutor;
 
 use super::{
-    connection::Connection,
+    connection::StreamConnection,
     http::{self, Refusal},
     network::{RETRY_PAUSE, listen},
 };
@@ -55,7 +55,7 @@ pub async fn serve(address: SocketAddr, executor: Rc<LocalExecutor<'static>>) {
 }
 
 async fn answer(stream: Async<TcpStream>) -> io::Result<()> {
-    let mut connection = Connection::new(stream);
+    let mut connection = StreamConnection::new(stream);
     let connection = &mut connection;
     let request = match http::read_request(connection).await? {
         Ok(Some(request)) => request,

@@ -5,7 +5,7 @@ use std::io;
 
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-pub use super::connection::Connection;
+pub use super::connection::StreamConnection;
 use crate::sys::turn;
 
 /// Bytes of a request head (request line and header lines). The words of a command stand in its first line.
@@ -19,7 +19,7 @@ pub const MAX_QUERY: usize = 256;
 
 /// The head of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
+pub struct HttpRequest {
     /// Method, upper case as sent.
     pub method: String,
     /// Path segments, percent-decoded; no empty ones.
@@ -29,7 +29,7 @@ pub struct Request {
     pub is_plain: bool,
     /// Query parameters in order, decoded.
     pub query: Vec<(String, String)>,
-    /// Header lines in order, at most [`MAX_HEADERS`]; see [`Request::header`].
+    /// Header lines in order, at most [`MAX_HEADERS`]; see [`HttpRequest::header`].
     pub headers: Vec<(String, String)>,
     /// Value of `Content-Length`; 0 if absent.
     pub content_length: u64,
@@ -38,22 +38,22 @@ pub struct Request {
     /// The client speaks HTTP/1.1, not 1.0.
     pub is_1_1: bool,
     /// Sender of the request.
-    pub origin: Origin,
+    pub origin: RequestOrigin,
 }
 
 /// Origin of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Origin {
+pub enum RequestOrigin {
     /// The local socket: root of this machine, who may do everything.
     #[default]
     Local,
     /// The network: a user who was authenticated, and may do what the request asks for.
-    Network(Identity),
+    Network(UserIdentity),
 }
 
 /// A user, as the apiserver knows users.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Identity {
+pub struct UserIdentity {
     /// User name.
     pub name: String,
     /// UID of the user, may be empty.
@@ -94,7 +94,7 @@ impl Refusal {
     }
 }
 
-impl Request {
+impl HttpRequest {
     /// Value of the first header line of this name, of whatever case.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
@@ -151,8 +151,8 @@ impl Request {
 /// Bytes behind the head stay in the connection. Dropping the future before it ends loses the bytes that were read.
 /// Everybody else has a turn after each read, however much there is to read.
 pub async fn read_request(
-    connection: &mut Connection,
-) -> io::Result<Result<Option<Request>, Refusal>> {
+    connection: &mut StreamConnection,
+) -> io::Result<Result<Option<HttpRequest>, Refusal>> {
     // Grown when it is full: what a client sends byte by byte is not moved each time.
     let mut head = Vec::new();
     let mut at = 0;
@@ -194,12 +194,12 @@ pub async fn read_request(
 pub(super) struct HeadEnd {
     /// A line was there.
     begun: bool,
-    line: Line,
+    line: HeadLineState,
 }
 
 /// State of the line that is being read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Line {
+enum HeadLineState {
     #[default]
     Empty,
     /// Only a carriage return so far.
@@ -212,14 +212,14 @@ impl HeadEnd {
     pub(super) fn find(&mut self, bytes: &[u8]) -> Option<usize> {
         for (at, byte) in bytes.iter().enumerate() {
             self.line = match (byte, self.line) {
-                (b'\n', Line::Text) => {
+                (b'\n', HeadLineState::Text) => {
                     self.begun = true;
-                    Line::Empty
+                    HeadLineState::Empty
                 }
                 (b'\n', _) if self.begun => return Some(at + 1),
-                (b'\n', _) => Line::Empty,
-                (b'\r', Line::Empty) => Line::Return,
-                _ => Line::Text,
+                (b'\n', _) => HeadLineState::Empty,
+                (b'\r', HeadLineState::Empty) => HeadLineState::Return,
+                _ => HeadLineState::Text,
             };
         }
         None
@@ -227,7 +227,7 @@ impl HeadEnd {
 }
 
 /// Parses `head` and says where it ends; `None` while it is incomplete.
-fn parse(head: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
+fn parse(head: &[u8]) -> Result<Option<(HttpRequest, usize)>, Refusal> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut raw = httparse::Request::new(&mut headers);
     let body_at = match raw.parse(head) {
@@ -237,11 +237,11 @@ fn parse(head: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
     };
     let target = raw.path.unwrap_or("");
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let mut request = Request {
+    let mut request = HttpRequest {
         method: raw.method.unwrap_or("").to_owned(),
         is_plain: is_plain(path),
         is_1_1: raw.version == Some(1),
-        ..Request::default()
+        ..HttpRequest::default()
     };
     for segment in path.split('/').filter(|s| !s.is_empty()) {
         let segment = decode(segment, false).ok_or_else(|| Refusal::bad("malformed path"))?;
@@ -294,7 +294,7 @@ fn parse(head: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
     Ok(Some((request, body_at)))
 }
 
-/// Returns true if no segment is empty but one at the end; see [`Request::is_plain`].
+/// Returns true if no segment is empty but one at the end; see [`HttpRequest::is_plain`].
 fn is_plain(path: &str) -> bool {
     let below = path.strip_prefix('/');
     below.is_some_and(|p| p.is_empty() || !p.starts_with('/') && !p.contains("//"))
@@ -389,7 +389,7 @@ const fn reason(status: u16) -> &'static str {
 
 /// Answers with a whole body.
 pub async fn respond(
-    connection: &mut Connection,
+    connection: &mut StreamConnection,
     status: u16,
     kind: &str,
     body: &[u8],
@@ -399,7 +399,7 @@ pub async fn respond(
 
 /// Answers with a whole body and further header lines, each with its end.
 pub async fn respond_with(
-    connection: &mut Connection,
+    connection: &mut StreamConnection,
     status: u16,
     kind: &str,
     lines: &str,
@@ -424,7 +424,7 @@ const fn closing(keep: bool) -> &'static str {
 }
 
 /// Answers a refusal as plain text.
-pub async fn refuse(connection: &mut Connection, refusal: &Refusal) -> io::Result<()> {
+pub async fn refuse(connection: &mut StreamConnection, refusal: &Refusal) -> io::Result<()> {
     let lines = match refusal.status {
         429 => RETRY_LATER,
         _ => "",
@@ -434,7 +434,7 @@ pub async fn refuse(connection: &mut Connection, refusal: &Refusal) -> io::Resul
 
 /// Answers a refusal as plain text, with further header lines, each with its end.
 pub async fn refuse_with(
-    connection: &mut Connection,
+    connection: &mut StreamConnection,
     refusal: &Refusal,
     lines: &str,
 ) -> io::Result<()> {
@@ -443,28 +443,28 @@ pub async fn refuse_with(
     respond_with(connection, refusal.status, kind, lines, body).await
 }
 
-/// An answer that grows. One that is dropped before [`Stream::finish`] is cut short, and its connection with it.
+/// An answer that grows. One that is dropped before [`AnswerStream::finish`] is cut short, and its connection with it.
 #[derive(Debug)]
-pub struct Stream<'a> {
-    connection: &'a mut Connection,
+pub struct AnswerStream<'a> {
+    connection: &'a mut StreamConnection,
     /// Set if another request may follow on this connection.
     keep: bool,
 }
 
 /// Starts an answer of unknown length; its head is sent at once.
 pub async fn start_stream<'a>(
-    connection: &'a mut Connection,
+    connection: &'a mut StreamConnection,
     kind: &str,
-) -> io::Result<Stream<'a>> {
+) -> io::Result<AnswerStream<'a>> {
     start_stream_with(connection, kind, "").await
 }
 
 /// Starts an answer of unknown length with further header lines, each with its end.
 pub async fn start_stream_with<'a>(
-    connection: &'a mut Connection,
+    connection: &'a mut StreamConnection,
     kind: &str,
     lines: &str,
-) -> io::Result<Stream<'a>> {
+) -> io::Result<AnswerStream<'a>> {
     let answer = connection.answer;
     let (keep, coding) = match answer.chunked {
         true => (answer.keep, "Transfer-Encoding: chunked\r\n"),
@@ -478,10 +478,10 @@ pub async fn start_stream_with<'a>(
     connection.answer.keep = false;
     connection.write_all(head.as_bytes()).await?;
     connection.flush().await?;
-    Ok(Stream { connection, keep })
+    Ok(AnswerStream { connection, keep })
 }
 
-impl Stream<'_> {
+impl AnswerStream<'_> {
     /// Sends more of it, now.
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         if bytes.is_empty() || self.connection.answer.head_only {
@@ -498,18 +498,18 @@ impl Stream<'_> {
         self.connection.flush().await
     }
 
-    /// See [`Connection::carried`].
+    /// See [`StreamConnection::carried`].
     pub(super) const fn carried(&self) -> u64 {
         self.connection.carried()
     }
 
-    /// See [`Connection::has_hung_up`].
+    /// See [`StreamConnection::has_hung_up`].
     #[must_use]
     pub fn has_hung_up(&self) -> bool {
         self.connection.has_hung_up()
     }
 
-    /// Waits until the client leaves; see [`Connection::left`].
+    /// Waits until the client leaves; see [`StreamConnection::left`].
     pub async fn left(&mut self) {
         self.connection.left().await;
     }
@@ -528,7 +528,7 @@ impl Stream<'_> {
 /// Answers 101: all further bytes are of `protocol`, until the connection ends. `more` is further header lines, each
 /// with its end.
 pub async fn switch_protocols(
-    connection: &mut Connection,
+    connection: &mut StreamConnection,
     protocol: &str,
     more: &str,
 ) -> io::Result<()> {
@@ -565,7 +565,7 @@ mod tests {
             (3, b"abc".as_slice())
         );
         assert_eq!(request.header("uPGRADE"), Some("x"));
-        assert!(request.is_1_1 && request.origin == Origin::Local);
+        assert!(request.is_1_1 && request.origin == RequestOrigin::Local);
         for cut in 1..text.len() - 3 {
             assert_eq!(parse(&text[..cut]), Ok(None), "cut at {cut}");
         }
@@ -603,7 +603,7 @@ mod tests {
             let fill = bytes - "GET / HTTP/1.1\r\nA: \r\n\r\n".len();
             let text = format!("GET / HTTP/1.1\r\nA: {}\r\n\r\n", "a".repeat(fill));
             let one = || {
-                let mut connection = Connection::new(Eager::new(text.clone(), 1).0);
+                let mut connection = StreamConnection::new(Eager::new(text.clone(), 1).0);
                 let begin = cpu_time();
                 let request = smol::block_on(read_request(&mut connection));
                 let request = request.expect("read").expect("valid").expect("a request");
@@ -627,7 +627,7 @@ mod tests {
         ] {
             let all = format!("{text}{behind}");
             for step in 1..=all.len() {
-                let mut connection = Connection::new(Eager::new(all.clone(), step).0);
+                let mut connection = StreamConnection::new(Eager::new(all.clone(), step).0);
                 let request = smol::block_on(read_request(&mut connection));
                 let request = request.expect("read").expect(text).expect("a request");
                 assert_eq!(request.header("a"), Some("b"), "{text:?}");
@@ -644,7 +644,7 @@ mod tests {
             ("a".repeat(MAX_HEAD_BYTES + 1), 431),
             ("\r\n".repeat(MAX_HEAD_BYTES), 431),
         ] {
-            let mut connection = Connection::new(Eager::new(text.clone(), text.len()).0);
+            let mut connection = StreamConnection::new(Eager::new(text.clone(), text.len()).0);
             let refusal = smol::block_on(read_request(&mut connection)).expect("read");
             let status_of = refusal.map_err(|refusal| refusal.status);
             assert_eq!(status_of, Err(status), "{:?}", text.get(..40));
@@ -690,8 +690,8 @@ mod tests {
 
     #[test]
     fn answers_are_chunked_where_the_client_knows_chunks() {
-        use super::super::connection::{Answer, testing::pair};
-        let kept = Answer {
+        use super::super::connection::{AnswerForm, testing::pair};
+        let kept = AnswerForm {
             keep: true,
             chunked: true,
             head_only: false,
@@ -703,9 +703,9 @@ mod tests {
                 "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
                 true,
             ),
-            (Answer::default(), "Connection: close\r\n\r\nabc", false),
+            (AnswerForm::default(), "Connection: close\r\n\r\nabc", false),
             (
-                Answer {
+                AnswerForm {
                     head_only: true,
                     ..kept
                 },

@@ -13,9 +13,9 @@ use std::{
 
 use nix::fcntl::OFlag;
 
-use crate::api::Wall;
-use crate::api::log_memory::{HEADER_BYTES, Header};
-use crate::api::order::Order as _;
+use crate::api::WallTime;
+use crate::api::log_memory::{HEADER_BYTES, LogMemoryHeader};
+use crate::api::order::OrderExt as _;
 use crate::sys::open;
 
 /// Bytes read from the file at once, and about the size of an answered chunk.
@@ -36,7 +36,7 @@ pub struct LogOptions {
     /// Records from the end; `None` for all.
     pub tail: Option<u64>,
     /// Time before which records are left out.
-    pub since: Option<Wall>,
+    pub since: Option<WallTime>,
     /// Prefix each line with its time.
     pub timestamps: bool,
     /// Stop after so many bytes, mid-line if need be.
@@ -48,7 +48,7 @@ pub struct LogOptions {
 /// A log being read.
 pub struct LogReader {
     path: PathBuf,
-    source: Source,
+    source: LogSource,
     /// Up to where it is read.
     at: u64,
     options: LogOptions,
@@ -65,7 +65,7 @@ pub struct LogReader {
 
 /// Result of a call of [`LogReader::next_chunk`].
 #[derive(Debug, PartialEq, Eq)]
-pub enum Chunk {
+pub enum LogChunk {
     /// Text to show; may be empty when everything read was filtered out.
     Text(Vec<u8>),
     /// The end of the file, for now.
@@ -78,7 +78,7 @@ impl LogReader {
     /// Opens the log at `path`, at the start or where the tail begins. Never follows a link. `memory`: where its shim may hold
     /// the end of it.
     pub fn open(path: &Path, memory: Option<PathBuf>, options: LogOptions) -> io::Result<Self> {
-        let mut source = Source {
+        let mut source = LogSource {
             file: open::log(path)?,
             memory,
             lost: None,
@@ -108,9 +108,9 @@ impl LogReader {
     }
 
     /// Reads on. Blocking, bounded by [`CHUNK_BYTES`].
-    pub fn next_chunk(&mut self) -> io::Result<Chunk> {
+    pub fn next_chunk(&mut self) -> io::Result<LogChunk> {
         if self.left == 0 {
-            return Ok(Chunk::Limit);
+            return Ok(LogChunk::Limit);
         }
         let at = self.pending.len();
         let most = usize::try_from(self.unread).unwrap_or(usize::MAX);
@@ -132,7 +132,7 @@ impl LogReader {
         if n == 0 && !self.reopen_if_rotated()? {
             // There may be no more for hours.
             self.pending.shrink_to_fit();
-            return Ok(Chunk::End);
+            return Ok(LogChunk::End);
         }
         let mut out = Vec::with_capacity(n);
         let mut done = 0;
@@ -157,7 +157,7 @@ impl LogReader {
         out.truncate(keep);
         out.shrink_to_fit();
         self.left -= u64::try_from(keep).unwrap_or(0);
-        Ok(Chunk::Text(out))
+        Ok(LogChunk::Text(out))
     }
 
     /// Goes on, at the end of the file, with the file that followed it, if another file now stands at the path.
@@ -223,16 +223,16 @@ impl LogReader {
 }
 
 /// The file of a log, and what its shim holds in memory beyond its end.
-struct Source {
+struct LogSource {
     file: File,
     memory: Option<PathBuf>,
     /// Bytes that the shim had given up at the last look.
     lost: Option<u64>,
 }
 
-impl Source {
+impl LogSource {
     /// Opens the shim's memory of the log, if there is one.
-    fn held(&self) -> io::Result<Option<(File, Header)>> {
+    fn held(&self) -> io::Result<Option<(File, LogMemoryHeader)>> {
         let Some(path) = &self.memory else {
             return Ok(None);
         };
@@ -249,7 +249,7 @@ impl Source {
             // The shim has just begun to write the file.
             return Ok(None);
         };
-        Ok(Header::decode(&bytes).map(|header| (file, header)))
+        Ok(LogMemoryHeader::decode(&bytes).map(|header| (file, header)))
     }
 
     fn id(&self) -> io::Result<(u64, u64)> {
@@ -319,7 +319,7 @@ impl Source {
 }
 
 /// Offset at which the last `lines` records of the first `size` bytes begin.
-fn tail_offset(source: &mut Source, size: u64, lines: u64) -> io::Result<u64> {
+fn tail_offset(source: &mut LogSource, size: u64, lines: u64) -> io::Result<u64> {
     if lines == 0 {
         return Ok(size);
     }
@@ -346,14 +346,14 @@ fn tail_offset(source: &mut Source, size: u64, lines: u64) -> io::Result<u64> {
 }
 
 /// A CRI record: `time stream tags content`.
-struct Record<'a> {
+struct CriLogRecord<'a> {
     time: &'a str,
     stream: &'a str,
     partial: bool,
     content: &'a [u8],
 }
 
-fn parse(record: &[u8]) -> Option<Record<'_>> {
+fn parse(record: &[u8]) -> Option<CriLogRecord<'_>> {
     let mut fields = record.splitn(4, |&b| b == b' ');
     let time = core::str::from_utf8(fields.next()?).ok()?;
     let stream = core::str::from_utf8(fields.next()?).ok()?;
@@ -364,7 +364,7 @@ fn parse(record: &[u8]) -> Option<Record<'_>> {
         b"P" => true,
         _ => return None,
     };
-    matches!(stream, "stdout" | "stderr").then_some(Record {
+    matches!(stream, "stdout" | "stderr").then_some(CriLogRecord {
         time,
         stream,
         partial,
@@ -383,7 +383,7 @@ fn render(record: &[u8], options: &LogOptions, in_line: &mut bool, out: &mut Vec
         return;
     }
     if options.since.is_some() || options.timestamps {
-        let Some(time) = Wall::parse(record.time) else {
+        let Some(time) = WallTime::parse(record.time) else {
             return;
         };
         if options.since.is_some_and(|since| time < since) {
@@ -420,7 +420,7 @@ pub(crate) mod fuzz {
             },
             LogOptions {
                 limit_bytes: Some(100),
-                since: Some(Wall(0)),
+                since: Some(WallTime(0)),
                 stream: Some("stdout".into()),
                 ..LogOptions::default()
             },
@@ -430,9 +430,9 @@ pub(crate) mod fuzz {
             let mut shown = 0;
             loop {
                 match reader.next_chunk().expect("read") {
-                    Chunk::Text(text) => shown += text.len(),
-                    Chunk::End => break kinds.push('e'),
-                    Chunk::Limit => break kinds.push('l'),
+                    LogChunk::Text(text) => shown += text.len(),
+                    LogChunk::End => break kinds.push('e'),
+                    LogChunk::Limit => break kinds.push('l'),
                 }
             }
             assert!(shown <= data.len() * 2, "{shown} of {}", data.len());
@@ -466,7 +466,7 @@ mod tests {
 
     fn all(reader: &mut LogReader) -> String {
         let mut text = Vec::new();
-        while let Chunk::Text(chunk) = reader.next_chunk().expect("read") {
+        while let LogChunk::Text(chunk) = reader.next_chunk().expect("read") {
             text.extend(chunk);
         }
         String::from_utf8(text).expect("text")
@@ -537,7 +537,7 @@ mod tests {
             (
                 "since",
                 LogOptions {
-                    since: Wall::parse(&format!("{T}.2Z")),
+                    since: WallTime::parse(&format!("{T}.2Z")),
                     ..none.clone()
                 },
                 "two\nthree\n\n".into(),
@@ -624,13 +624,13 @@ mod tests {
         loop {
             writeln!(file, "{T}Z stdout F more").expect("append");
             match reader.next_chunk().expect("read") {
-                Chunk::Text(text) => shown.extend(text),
-                Chunk::End | Chunk::Limit => break,
+                LogChunk::Text(text) => shown.extend(text),
+                LogChunk::End | LogChunk::Limit => break,
             }
         }
         assert_eq!(shown, b"one\n");
         // Nor is what came after the look at its length part of the tail.
-        let mut source = Source {
+        let mut source = LogSource {
             file: File::open(&path).expect("open"),
             memory: None,
             lost: None,
@@ -667,7 +667,7 @@ mod tests {
         /// Begins a new memory: `text` is held behind the bytes that the file has now.
         fn hold(&self, text: &str) {
             let metadata = fs::metadata(self.path()).expect("file");
-            let header = Header {
+            let header = LogMemoryHeader {
                 file: (metadata.dev(), metadata.ino()),
                 begins: i64::try_from(metadata.len()).expect("small"),
                 lost: self.lost,
@@ -733,7 +733,7 @@ mod tests {
                 ),
                 (
                     LogOptions {
-                        since: Wall::parse(&format!("{T}.2Z")),
+                        since: WallTime::parse(&format!("{T}.2Z")),
                         limit_bytes: Some(6),
                         ..LogOptions::default()
                     },
@@ -819,8 +819,8 @@ mod tests {
         loop {
             log.hold_more(&record("more"));
             match reader.next_chunk().expect("read") {
-                Chunk::Text(text) => shown.extend(text),
-                Chunk::End | Chunk::Limit => break,
+                LogChunk::Text(text) => shown.extend(text),
+                LogChunk::End | LogChunk::Limit => break,
             }
         }
         assert_eq!(shown, b"one\ntwo\n");

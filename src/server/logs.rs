@@ -3,11 +3,11 @@
 use core::time::Duration;
 
 use super::{
-    Outcome,
+    ServeOutcome,
     allowance::Allowance,
-    backend::{Backend, LogTarget},
-    http::{self, Connection, Refusal, Stream},
-    log_reader::{Chunk, LogOptions, LogReader},
+    backend::{LogTarget, ServerBackend},
+    http::{self, AnswerStream, Refusal, StreamConnection},
+    log_reader::{LogChunk, LogOptions, LogReader},
 };
 
 /// A followed log is looked at so often at its end. LOG-03 asks for at least once a second.
@@ -15,11 +15,11 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Sends a log until its end; a followed one until its container has ended or the client has left.
 pub(super) async fn stream(
-    backend: &dyn Backend,
-    connection: &mut Connection,
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
     target: LogTarget,
     options: LogOptions,
-) -> Outcome {
+) -> ServeOutcome {
     if target.path.as_os_str().is_empty() {
         return pass_on(backend, connection, &target, &options).await;
     }
@@ -50,15 +50,15 @@ pub(super) async fn stream(
             .await;
         reader = back;
         match chunk? {
-            Chunk::Text(text) => {
+            LogChunk::Text(text) => {
                 stream.write(&text).await?;
                 if let Some(why) = allowance.and_then(|it| it.spent(stream.carried())) {
                     return end_early(stream, &text, &why).await;
                 }
             }
-            Chunk::Limit => return stream.finish().await.map(Ok),
-            Chunk::End if !follow || ended => return stream.finish().await.map(Ok),
-            Chunk::End => {
+            LogChunk::Limit => return stream.finish().await.map(Ok),
+            LogChunk::End if !follow || ended => return stream.finish().await.map(Ok),
+            LogChunk::End => {
                 if backend.is_running(&target.id).await.unwrap_or(false) {
                     let pause = async {
                         async_io::Timer::after(FOLLOW_INTERVAL).await;
@@ -81,11 +81,11 @@ pub(super) async fn stream(
 
 /// Sends a log that a provider keeps, as it comes.
 async fn pass_on(
-    backend: &dyn Backend,
-    connection: &mut Connection,
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
     target: &LogTarget,
     options: &LogOptions,
-) -> Outcome {
+) -> ServeOutcome {
     let mut incoming = match backend.provided_log(&target.id, options).await {
         Ok(incoming) => incoming,
         Err(refusal) => return Ok(Err(refusal)),
@@ -120,7 +120,7 @@ async fn pass_on(
 }
 
 /// Says `why` as a line of its own behind `last`, and ends.
-async fn end_early(mut stream: Stream<'_>, last: &[u8], why: &str) -> Outcome {
+async fn end_early(mut stream: AnswerStream<'_>, last: &[u8], why: &str) -> ServeOutcome {
     let begin = if last.ends_with(b"\n") { "" } else { "\n" };
     let line = format!("{begin}picolet: {why}\n");
     stream.write(line.as_bytes()).await?;

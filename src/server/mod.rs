@@ -39,22 +39,22 @@ use std::{
 use async_io::Async;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-use backend::Backend;
-use connection::Connection;
+use backend::ServerBackend;
+use connection::StreamConnection;
 
 /// End of serving: the connection broke, the request is refused and not answered yet, or the answer is complete.
-type Outcome = io::Result<Result<(), http::Refusal>>;
+type ServeOutcome = io::Result<Result<(), http::Refusal>>;
 
 /// Connections served at once; a further one is answered 503.
 pub const MAX_CONNECTIONS: usize = 32;
 
 /// The listening socket.
 #[derive(Debug)]
-pub struct Listener {
+pub struct LocalListener {
     socket: Async<UnixListener>,
 }
 
-impl Listener {
+impl LocalListener {
     /// Binds `path`, replacing the socket of an agent that is gone. The caller holds the lock that makes it the only
     /// agent of this run dir.
     pub fn bind(path: &Path) -> io::Result<Self> {
@@ -73,7 +73,11 @@ impl Listener {
     }
 
     /// Accepts and serves until the executor drops it.
-    pub async fn serve(self, backend: Rc<dyn Backend>, executor: Rc<smol::LocalExecutor<'static>>) {
+    pub async fn serve(
+        self,
+        backend: Rc<dyn ServerBackend>,
+        executor: Rc<smol::LocalExecutor<'static>>,
+    ) {
         let open = Rc::new(Cell::new(0));
         loop {
             let connection = match self.socket.accept().await {
@@ -89,8 +93,8 @@ impl Listener {
                 continue;
             }
             let socket = connection.as_raw_fd();
-            let mut connection = Connection::new(connection).of_socket(socket);
-            let guard = Guard::enter(&open);
+            let mut connection = StreamConnection::new(connection).of_socket(socket);
+            let guard = ConnectionGuard::enter(&open);
             let backend = Rc::clone(&backend);
             executor
                 .spawn(async move {
@@ -114,16 +118,16 @@ impl Listener {
 }
 
 /// Counts open connections.
-struct Guard(Rc<Cell<usize>>);
+struct ConnectionGuard(Rc<Cell<usize>>);
 
-impl Guard {
+impl ConnectionGuard {
     fn enter(open: &Rc<Cell<usize>>) -> Self {
         open.set(open.get() + 1);
         Self(Rc::clone(open))
     }
 }
 
-impl Drop for Guard {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }

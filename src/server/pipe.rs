@@ -16,7 +16,7 @@ const KEPT_BYTES: usize = 0;
 
 /// A queue of bytes in one direction.
 #[derive(Default)]
-struct Way {
+struct PipeQueue {
     bytes: VecDeque<u8>,
     max: usize,
     /// Set if no more bytes will be written.
@@ -27,7 +27,7 @@ struct Way {
     writer: Option<Waker>,
 }
 
-impl Way {
+impl PipeQueue {
     fn new(max: usize) -> Self {
         Self {
             max,
@@ -83,35 +83,35 @@ fn wake(waker: &mut Option<Waker>) {
 }
 
 /// Both directions: to the server, and from it.
-struct Ways {
-    inward: Way,
-    outward: Way,
+struct PipeQueues {
+    inward: PipeQueue,
+    outward: PipeQueue,
 }
 
 /// A pipe whose queues hold so many bytes: to the server, and from it.
 #[must_use]
-pub fn pipe(inward: usize, outward: usize) -> (Near, Far) {
-    let ways = Rc::new(RefCell::new(Ways {
-        inward: Way::new(inward),
-        outward: Way::new(outward),
+pub fn pipe(inward: usize, outward: usize) -> (PipeServerEnd, PipeSourceEnd) {
+    let ways = Rc::new(RefCell::new(PipeQueues {
+        inward: PipeQueue::new(inward),
+        outward: PipeQueue::new(outward),
     }));
-    (Near(Rc::clone(&ways)), Far(ways))
+    (PipeServerEnd(Rc::clone(&ways)), PipeSourceEnd(ways))
 }
 
 /// The server's end: a stream as any other.
-pub struct Near(Rc<RefCell<Ways>>);
+pub struct PipeServerEnd(Rc<RefCell<PipeQueues>>);
 
 /// A second handle to the server's end, for questions that a stream does not answer.
 #[derive(Clone)]
-pub(super) struct Beside(Rc<RefCell<Ways>>);
+pub(super) struct PipeHandle(Rc<RefCell<PipeQueues>>);
 
-impl Near {
-    pub(super) fn beside(&self) -> Beside {
-        Beside(Rc::clone(&self.0))
+impl PipeServerEnd {
+    pub(super) fn beside(&self) -> PipeHandle {
+        PipeHandle(Rc::clone(&self.0))
     }
 }
 
-impl Beside {
+impl PipeHandle {
     /// Returns true if the other end is gone, or will write no more.
     pub(super) fn has_hung_up(&self) -> bool {
         let ways = self.0.borrow();
@@ -129,7 +129,7 @@ impl Beside {
     }
 }
 
-impl AsyncRead for Near {
+impl AsyncRead for PipeServerEnd {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -144,7 +144,7 @@ impl AsyncRead for Near {
     }
 }
 
-impl AsyncWrite for Near {
+impl AsyncWrite for PipeServerEnd {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -171,7 +171,7 @@ impl AsyncWrite for Near {
     }
 }
 
-impl Drop for Near {
+impl Drop for PipeServerEnd {
     fn drop(&mut self) {
         let mut ways = self.0.borrow_mut();
         ways.outward.end();
@@ -180,9 +180,9 @@ impl Drop for Near {
 }
 
 /// The end of the source.
-pub struct Far(Rc<RefCell<Ways>>);
+pub struct PipeSourceEnd(Rc<RefCell<PipeQueues>>);
 
-impl Far {
+impl PipeSourceEnd {
     /// Gives the server as many bytes as it has room for; returns their number. A server that has gone takes
     /// everything. If some are left, `cx` is woken when there is room.
     pub fn give(&self, bytes: &[u8], cx: &Context<'_>) -> usize {
@@ -220,7 +220,7 @@ impl Far {
     }
 }
 
-impl Drop for Far {
+impl Drop for PipeSourceEnd {
     fn drop(&mut self) {
         let mut ways = self.0.borrow_mut();
         ways.inward.end();
@@ -235,7 +235,7 @@ mod tests {
 
     use super::*;
 
-    fn taken(far: &Far, most: usize) -> Option<Vec<u8>> {
+    fn taken(far: &PipeSourceEnd, most: usize) -> Option<Vec<u8>> {
         let mut into = vec![0; most];
         let n = far.take(&mut into, &Context::from_waker(Waker::noop()))?;
         into.truncate(n);

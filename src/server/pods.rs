@@ -4,9 +4,9 @@ use core::{fmt::Write as _, time::Duration};
 use std::io;
 
 use super::{
-    Outcome,
-    backend::Backend,
-    http::{self, Connection},
+    ServeOutcome,
+    backend::ServerBackend,
+    http::{self, StreamConnection},
 };
 
 /// A client takes each pod within this time.
@@ -17,11 +17,11 @@ pub(super) const LOCAL_META: &str = r#"{"resourceVersion":""}"#;
 
 /// Answers with a `PodList` of that metadata.
 pub(super) async fn serve(
-    backend: &dyn Backend,
-    connection: &mut Connection,
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
     namespace: Option<&str>,
     metadata: &str,
-) -> Outcome {
+) -> ServeOutcome {
     let uids = match backend.pods(namespace).await {
         Ok(uids) => uids,
         Err(refusal) => return Ok(Err(refusal)),

@@ -7,7 +7,7 @@
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
-//! | `POST /images/verify[?repair=true]` | JSON lines: [`Line`]s: `step`, then `verified` or `failed` |
+//! | `POST /images/verify[?repair=true]` | JSON lines: [`ProgressLine`]s: `step`, then `verified` or `failed` |
 //! | `POST /images/pull?reference=[&now=true]` | JSON lines, as of an import |
 //! | `POST /link/update?received=&sent=` | text; bytes that another process of picolet spent on a release, at most 1 GiB at a time |
 //! | `POST /pods/{namespace}/{pod}/restart` | text |
@@ -21,17 +21,17 @@ use core::time::Duration;
 use std::{io, path::PathBuf};
 
 use super::{
-    Outcome,
-    backend::{Backend, Line, log_options},
+    ServeOutcome,
+    backend::{ProgressLine, ServerBackend, log_options},
     figures,
-    http::{self, Connection, Refusal, Request},
+    http::{self, HttpRequest, Refusal, StreamConnection},
     logs, pods, streaming,
 };
 use serde::Serialize;
 
 use crate::{
     api::{link::LinkClass, strict},
-    image::Progress,
+    image::ImageProgress,
     net::meter,
     sys::clock,
 };
@@ -44,7 +44,10 @@ const MAX_REPORTED_BYTES: u64 = 1 << 30;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves one connection: one request.
-pub async fn serve(backend: &dyn Backend, mut connection: Connection) -> io::Result<()> {
+pub async fn serve(
+    backend: &dyn ServerBackend,
+    mut connection: StreamConnection,
+) -> io::Result<()> {
     let connection = &mut connection;
     let read = http::read_request(connection);
     let late = async {
@@ -65,7 +68,11 @@ pub async fn serve(backend: &dyn Backend, mut connection: Connection) -> io::Res
     }
 }
 
-async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Request) -> Outcome {
+async fn route(
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
+) -> ServeOutcome {
     if let Some(outcome) = streaming::serve(backend, connection, request).await {
         return outcome;
     }
@@ -168,7 +175,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
         ("POST", ["images", "verify"]) => {
             let (sender, steps) = smol::channel::bounded(1);
             let verifying = backend.verify_images(request.flag("repair"), sender);
-            let last = async { Ok(Line::Verified(verifying.await?)) };
+            let last = async { Ok(ProgressLine::Verified(verifying.await?)) };
             follow(connection, last, received(&steps)).await
         }
         ("POST", ["images", "prune"]) => {
@@ -219,19 +226,19 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
 
 /// Imports an archive and tells how far it is.
 async fn import(
-    backend: &dyn Backend,
-    connection: &mut Connection,
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
     file: PathBuf,
     name: String,
-) -> Outcome {
+) -> ServeOutcome {
     let (sender, steps) = smol::channel::bounded(1);
     let importing = backend.import_image(file, name, Some(sender));
-    let last = async { Ok(Line::Imported(importing.await?)) };
+    let last = async { Ok(ProgressLine::Imported(importing.await?)) };
     follow(connection, last, received(&steps)).await
 }
 
 /// The next step that comes through `steps`.
-fn received(steps: &smol::channel::Receiver<Progress>) -> impl AsyncFnMut() -> Progress {
+fn received(steps: &smol::channel::Receiver<ImageProgress>) -> impl AsyncFnMut() -> ImageProgress {
     async || match steps.recv().await {
         Ok(step) => step,
         // The work is over, or about to be.
@@ -241,14 +248,14 @@ fn received(steps: &smol::channel::Receiver<Progress>) -> impl AsyncFnMut() -> P
 
 /// Pulls an image and tells how far it is. A client that leaves ends the pull, unless others wait for it; what arrived stays.
 async fn pull(
-    backend: &dyn Backend,
-    connection: &mut Connection,
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
     reference: &str,
     now: bool,
-) -> Outcome {
+) -> ServeOutcome {
     let pulling = async {
         let id = backend.pull_image(reference, now).await?;
-        Ok(Line::Imported(vec![id]))
+        Ok(ProgressLine::Imported(vec![id]))
     };
     let mut told = None;
     // Bounded: each round waits a while.
@@ -264,12 +271,12 @@ async fn pull(
     follow(connection, pulling, next).await
 }
 
-/// Tells the steps of some work, a [`Line`] each, and its outcome.
+/// Tells the steps of some work, a [`ProgressLine`] each, and its outcome.
 async fn follow(
-    connection: &mut Connection,
-    work: impl Future<Output = Result<Line, Refusal>>,
-    mut next: impl AsyncFnMut() -> Progress,
-) -> Outcome {
+    connection: &mut StreamConnection,
+    work: impl Future<Output = Result<ProgressLine, Refusal>>,
+    mut next: impl AsyncFnMut() -> ImageProgress,
+) -> ServeOutcome {
     let mut stream = http::start_stream(connection, "application/x-ndjson").await?;
     let mut work = core::pin::pin!(work);
     // Bounded: by the steps of the work, which its callers wait between.
@@ -278,19 +285,19 @@ async fn follow(
         match smol::future::or(done, async { Err(next().await) }).await {
             Ok(Ok(last)) => break last,
             Ok(Err(refusal)) => {
-                break Line::Failed {
+                break ProgressLine::Failed {
                     status: refusal.status,
                     error: refusal.message,
                 };
             }
-            Err(step) => stream.write(&text_of(&Line::Step(step))).await?,
+            Err(step) => stream.write(&text_of(&ProgressLine::Step(step))).await?,
         }
     };
     stream.write(&text_of(&last)).await?;
     stream.finish().await.map(Ok)
 }
 
-fn text_of(line: &Line) -> Vec<u8> {
+fn text_of(line: &ProgressLine) -> Vec<u8> {
     let value = strict::to_value(line).unwrap_or_default();
     format!("{value}\n").into_bytes()
 }
@@ -299,7 +306,7 @@ fn default_name(container: &str) -> &str {
     if container == "-" { "" } else { container }
 }
 
-async fn text(connection: &mut Connection, body: Result<String, Refusal>) -> Outcome {
+async fn text(connection: &mut StreamConnection, body: Result<String, Refusal>) -> ServeOutcome {
     match body {
         Ok(body) => http::respond(connection, 200, "text/plain", body.as_bytes())
             .await
@@ -308,7 +315,10 @@ async fn text(connection: &mut Connection, body: Result<String, Refusal>) -> Out
     }
 }
 
-async fn json(connection: &mut Connection, body: Result<serde_json::Value, Refusal>) -> Outcome {
+async fn json(
+    connection: &mut StreamConnection,
+    body: Result<serde_json::Value, Refusal>,
+) -> ServeOutcome {
     match body {
         Ok(body) => http::respond(
             connection,
@@ -323,10 +333,10 @@ async fn json(connection: &mut Connection, body: Result<serde_json::Value, Refus
 }
 
 async fn list<T: Serialize + 'static>(
-    connection: &mut Connection,
+    connection: &mut StreamConnection,
     kind: &'static str,
     items: Result<Vec<T>, Refusal>,
-) -> Outcome {
+) -> ServeOutcome {
     let items = match items {
         Ok(items) => items,
         Err(refusal) => return Ok(Err(refusal)),
@@ -344,11 +354,11 @@ async fn list<T: Serialize + 'static>(
 }
 
 async fn logs(
-    backend: &dyn Backend,
-    connection: &mut Connection,
-    request: &Request,
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     (namespace, pod, container): (&str, &str, &str),
-) -> Outcome {
+) -> ServeOutcome {
     let options = match log_options(request, clock::wall()) {
         Ok(options) => options,
         Err(refusal) => return Ok(Err(refusal)),

@@ -7,18 +7,22 @@ use serde_json::{Value, json};
 
 use super::{
     backend::{
-        Backend, Check, DeviceShown, Figures, Health, LinkShown, LogTarget, Pieces, PodName,
-        PressureShown, Reply, Running, RunningPod, Streaming, Uptime,
+        AgentCheck, AgentHealth, BackendReply, DeviceReport, LinkReport, LogTarget,
+        MetricsEndpoint, PodName, PressureReport, RunningContainer, RunningPod, ServerBackend,
+        StreamingBackend, TextPieces, Uptime,
     },
     http::Refusal,
 };
 use crate::{
     api::{
         ContainerId, Event, Node, PodUid, SandboxId,
-        cri::{ExecOutput, Image},
+        cri::{ExecOutput, StoredImage},
     },
-    image::{Progress, Verification},
-    runtime::{AttachOptions, Call, Connect, ExecOptions, RuntimeError, Start, Stream},
+    image::{ImageProgress, StoreVerification},
+    runtime::{
+        AttachOptions, ExecOptions, PortConnector, RuntimeCall, RuntimeError, SessionStart,
+        StreamRoute,
+    },
     sys::lane::Lane,
 };
 
@@ -44,17 +48,21 @@ impl Default for FakeBackend {
     }
 }
 
-fn unused<T>() -> Reply<'static, T> {
+fn unused<T>() -> BackendReply<'static, T> {
     Box::pin(async { Err(Refusal::new(501, "not in this test")) })
 }
 
 /// Makes a call that fails: the fake runs no container.
-fn nothing<'a, T: 'a>() -> Call<'a, T> {
+fn nothing<'a, T: 'a>() -> RuntimeCall<'a, T> {
     Box::pin(async { Err(RuntimeError::NotFound("container c".into())) })
 }
 
-impl Streaming for FakeBackend {
-    fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running> {
+impl StreamingBackend for FakeBackend {
+    fn running<'a>(
+        &'a self,
+        pod: PodName<'a>,
+        container: &'a str,
+    ) -> BackendReply<'a, RunningContainer> {
         Box::pin(async move {
             if (pod.namespace, pod.name) != ("ns", "p") {
                 return Err(Refusal::not_found("pods not found"));
@@ -64,7 +72,7 @@ impl Streaming for FakeBackend {
         })
     }
 
-    fn ready_sandbox<'a>(&'a self, _: PodName<'a>) -> Reply<'a, SandboxId> {
+    fn ready_sandbox<'a>(&'a self, _: PodName<'a>) -> BackendReply<'a, SandboxId> {
         unused()
     }
 
@@ -72,11 +80,16 @@ impl Streaming for FakeBackend {
         &'a self,
         _: &'a ContainerId,
         _: &'a ExecOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         nothing()
     }
 
-    fn run<'a>(&'a self, _: &'a ContainerId, _: &'a [String], _: usize) -> Call<'a, ExecOutput> {
+    fn run<'a>(
+        &'a self,
+        _: &'a ContainerId,
+        _: &'a [String],
+        _: usize,
+    ) -> RuntimeCall<'a, ExecOutput> {
         nothing()
     }
 
@@ -84,7 +97,7 @@ impl Streaming for FakeBackend {
         &'a self,
         _: &'a ContainerId,
         _: AttachOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         nothing()
     }
 
@@ -92,7 +105,7 @@ impl Streaming for FakeBackend {
         &'a self,
         _: &'a SandboxId,
         _: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>> {
         nothing()
     }
 
@@ -107,21 +120,21 @@ impl Streaming for FakeBackend {
     fn stream_ended(&self) {}
 }
 
-impl Backend for FakeBackend {
+impl ServerBackend for FakeBackend {
     fn disk_lane(&self) -> &Lane {
         &self.lane
     }
 
-    fn pods<'a>(&'a self, _: Option<&'a str>) -> Reply<'a, Vec<PodUid>> {
+    fn pods<'a>(&'a self, _: Option<&'a str>) -> BackendReply<'a, Vec<PodUid>> {
         Box::pin(async { Ok(["a", "gone", "b"].map(PodUid::from).into()) })
     }
 
-    fn pod<'a>(&'a self, uid: &'a PodUid) -> Reply<'a, Option<Value>> {
+    fn pod<'a>(&'a self, uid: &'a PodUid) -> BackendReply<'a, Option<Value>> {
         let pod = (&**uid != "gone").then(|| json!({ "metadata": { "name": "p" } }));
         Box::pin(async { Ok(pod) })
     }
 
-    fn running_pods(&self) -> Reply<'_, Vec<RunningPod>> {
+    fn running_pods(&self) -> BackendReply<'_, Vec<RunningPod>> {
         let pod = RunningPod {
             name: "running".into(),
             ..RunningPod::default()
@@ -129,7 +142,11 @@ impl Backend for FakeBackend {
         Box::pin(async { Ok(vec![pod]) })
     }
 
-    fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>> {
+    fn container_names<'a>(
+        &'a self,
+        namespace: &'a str,
+        pod: &'a str,
+    ) -> BackendReply<'a, Vec<String>> {
         let found = (namespace == "ns" && pod == "p").then(|| vec!["c".into()]);
         Box::pin(async { found.ok_or_else(|| Refusal::not_found("pods not found")) })
     }
@@ -138,8 +155,8 @@ impl Backend for FakeBackend {
         r#"{"maxPods":7}"#
     }
 
-    fn checks(&self) -> Vec<Check> {
-        let check = |name, trouble| Check { name, trouble };
+    fn checks(&self) -> Vec<AgentCheck> {
+        let check = |name, trouble| AgentCheck { name, trouble };
         vec![check("ping", None), check("syncloop", self.trouble.clone())]
     }
 
@@ -151,7 +168,7 @@ impl Backend for FakeBackend {
         }
     }
 
-    fn health(&self) -> Reply<'_, Health> {
+    fn health(&self) -> BackendReply<'_, AgentHealth> {
         unused()
     }
 
@@ -159,32 +176,32 @@ impl Backend for FakeBackend {
         Vec::new()
     }
 
-    fn config_maps(&self, _: Option<&str>) -> Reply<'_, Vec<Value>> {
+    fn config_maps(&self, _: Option<&str>) -> BackendReply<'_, Vec<Value>> {
         unused()
     }
 
-    fn secrets(&self, _: Option<&str>) -> Reply<'_, Vec<Value>> {
+    fn secrets(&self, _: Option<&str>) -> BackendReply<'_, Vec<Value>> {
         unused()
     }
 
-    fn dump(&self) -> Reply<'_, String> {
+    fn dump(&self) -> BackendReply<'_, String> {
         unused()
     }
 
-    fn figures(&self, which: Figures) -> Reply<'_, Pieces> {
+    fn figures(&self, which: MetricsEndpoint) -> BackendReply<'_, TextPieces> {
         let pieces = [format!("{which:?} "), "piece\n".into()];
-        Box::pin(async { Ok(Box::new(pieces.into_iter()) as Pieces) })
+        Box::pin(async { Ok(Box::new(pieces.into_iter()) as TextPieces) })
     }
 
-    fn node(&self) -> Reply<'_, Node> {
+    fn node(&self) -> BackendReply<'_, Node> {
         unused()
     }
 
-    fn pressure(&self, order: bool) -> Reply<'_, PressureShown> {
+    fn pressure(&self, order: bool) -> BackendReply<'_, PressureReport> {
         let by = if order { "memory.available" } else { "" };
-        let shown = PressureShown {
+        let shown = PressureReport {
             by: by.into(),
-            ..PressureShown::default()
+            ..PressureReport::default()
         };
         Box::pin(core::future::ready(Ok(shown)))
     }
@@ -195,7 +212,7 @@ impl Backend for FakeBackend {
         _: &'a str,
         _: &'a str,
         previous: bool,
-    ) -> Reply<'a, LogTarget> {
+    ) -> BackendReply<'a, LogTarget> {
         Box::pin(async move {
             if previous {
                 return Err(Refusal::new(404, "previous terminated container not found"));
@@ -208,19 +225,19 @@ impl Backend for FakeBackend {
         })
     }
 
-    fn link(&self) -> LinkShown {
-        LinkShown::default()
+    fn link(&self) -> LinkReport {
+        LinkReport::default()
     }
 
-    fn is_running<'a>(&'a self, _: &'a ContainerId) -> Reply<'a, bool> {
+    fn is_running<'a>(&'a self, _: &'a ContainerId) -> BackendReply<'a, bool> {
         Box::pin(async { Ok(false) })
     }
 
-    fn devices(&self) -> Reply<'_, Vec<DeviceShown>> {
+    fn devices(&self) -> BackendReply<'_, Vec<DeviceReport>> {
         unused()
     }
 
-    fn images(&self) -> Reply<'_, Vec<Image>> {
+    fn images(&self) -> BackendReply<'_, Vec<StoredImage>> {
         unused()
     }
 
@@ -228,44 +245,44 @@ impl Backend for FakeBackend {
         &self,
         _: PathBuf,
         _: String,
-        _: Option<smol::channel::Sender<Progress>>,
-    ) -> Reply<'_, Vec<String>> {
+        _: Option<smol::channel::Sender<ImageProgress>>,
+    ) -> BackendReply<'_, Vec<String>> {
         unused()
     }
 
-    fn pull_image<'a>(&'a self, _: &'a str, _: bool) -> Reply<'a, String> {
+    fn pull_image<'a>(&'a self, _: &'a str, _: bool) -> BackendReply<'a, String> {
         unused()
     }
 
-    fn pull_progress(&self, _: &str) -> Option<Progress> {
+    fn pull_progress(&self, _: &str) -> Option<ImageProgress> {
         None
     }
 
-    fn remove_image<'a>(&'a self, _: &'a str) -> Reply<'a, Vec<String>> {
+    fn remove_image<'a>(&'a self, _: &'a str) -> BackendReply<'a, Vec<String>> {
         unused()
     }
 
-    fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)> {
+    fn prune_images(&self) -> BackendReply<'_, (Vec<String>, u64)> {
         unused()
     }
 
     fn verify_images(
         &self,
         _: bool,
-        _: smol::channel::Sender<Progress>,
-    ) -> Reply<'_, Verification> {
+        _: smol::channel::Sender<ImageProgress>,
+    ) -> BackendReply<'_, StoreVerification> {
         unused()
     }
 
-    fn restart_pod<'a>(&'a self, _: &'a str, _: &'a str) -> Reply<'a, ()> {
+    fn restart_pod<'a>(&'a self, _: &'a str, _: &'a str) -> BackendReply<'a, ()> {
         unused()
     }
 
-    fn stop(&self, _: bool) -> Reply<'_, ()> {
+    fn stop(&self, _: bool) -> BackendReply<'_, ()> {
         unused()
     }
 
-    fn shut_down(&self) -> Reply<'_, ()> {
+    fn shut_down(&self) -> BackendReply<'_, ()> {
         unused()
     }
 }

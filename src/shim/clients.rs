@@ -9,9 +9,9 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::{Mode, umask};
 
-use super::control::{MAX_CLIENTS, MAX_CONNECTIONS, MAX_DATA_BYTES, Streams, kind};
+use super::control::{AttachStreams, MAX_CLIENTS, MAX_CONNECTIONS, MAX_DATA_BYTES, kind};
 use super::file;
-use crate::sys::{pages::Pages, socket, start};
+use crate::sys::{pages::PageBuffer, socket, start};
 
 /// Output that may wait for a client in the kernel, in bytes (the kernel doubles it for its own headers). Taken only
 /// while a client lags behind.
@@ -21,21 +21,21 @@ const BACKLOG: i32 = 8;
 
 /// Request of a client to the shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum ShimRequest {
     Reopen,
     Resize { width: u16, height: u16 },
     CloseStdin,
 }
 
 #[derive(Debug)]
-struct Client {
+struct ShimClient {
     socket: OwnedFd,
-    streams: Streams,
+    streams: AttachStreams,
 }
 
-impl Client {
+impl ShimClient {
     fn attached(&self) -> bool {
-        self.streams != Streams::default()
+        self.streams != AttachStreams::default()
     }
 
     /// Returns true if the client has closed its end. Its earlier packets may still wait.
@@ -52,18 +52,18 @@ impl Client {
 
 /// The socket and its clients.
 #[derive(Debug)]
-pub(crate) struct Clients {
+pub(crate) struct ShimClients {
     listener: OwnedFd,
-    slots: [Option<Client>; MAX_CONNECTIONS],
-    /// Set if a client was attached to standard input at some time since the last [`Clients::last_stdin_has_gone`].
+    slots: [Option<ShimClient>; MAX_CONNECTIONS],
+    /// Set if a client was attached to standard input at some time since the last [`ShimClients::last_stdin_has_gone`].
     had_stdin: bool,
     /// A packet of input and how much of it the container has taken.
-    packet: Pages,
+    packet: PageBuffer,
     taken: usize,
     len: usize,
 }
 
-impl Clients {
+impl ShimClients {
     /// Makes the socket in the current directory, for root only.
     pub(crate) fn listen() -> io::Result<Self> {
         let _ = std::fs::remove_file(file::CTL);
@@ -78,7 +78,7 @@ impl Clients {
             listener,
             slots: [const { None }; MAX_CONNECTIONS],
             had_stdin: false,
-            packet: Pages::map(1 + MAX_DATA_BYTES)?,
+            packet: PageBuffer::map(1 + MAX_DATA_BYTES)?,
             taken: 0,
             len: 0,
         })
@@ -109,22 +109,22 @@ impl Clients {
             Err(e) => return e.kind() == io::ErrorKind::WouldBlock,
         };
         let free = self.slots.iter().position(Option::is_none);
-        let of = |makes_room: fn(&Client) -> bool| {
+        let of = |makes_room: fn(&ShimClient) -> bool| {
             let mut slots = self.slots.iter();
             slots.position(|slot| slot.as_ref().is_some_and(makes_room))
         };
         let idle = || of(|client| !client.attached());
-        if let Some(place) = free.or_else(idle).or_else(|| of(Client::has_left)) {
+        if let Some(place) = free.or_else(idle).or_else(|| of(ShimClient::has_left)) {
             // Without the right to do so, the lag allowed is the system's default.
             let _ = setsockopt(&socket, sockopt::SndBufForce, &CLIENT_LAG_BYTES);
-            let streams = Streams::default();
-            self.slots[place] = Some(Client { socket, streams });
+            let streams = AttachStreams::default();
+            self.slots[place] = Some(ShimClient { socket, streams });
         }
         true
     }
 
     /// Reads one packet of client `index`, or its end. `None`: nothing for the shim to do.
-    pub(crate) fn receive(&mut self, index: usize) -> Option<Request> {
+    pub(crate) fn receive(&mut self, index: usize) -> Option<ShimRequest> {
         let client = self.slots[index].as_ref()?;
         let had_stdin = client.streams.stdin;
         if had_stdin && self.len > self.taken {
@@ -150,14 +150,14 @@ impl Clients {
                 self.slots[index] = None;
                 None
             }
-            [kind::REOPEN] => Some(Request::Reopen),
-            [kind::RESIZE, a, b, c, d] => Some(Request::Resize {
+            [kind::REOPEN] => Some(ShimRequest::Reopen),
+            [kind::RESIZE, a, b, c, d] => Some(ShimRequest::Resize {
                 width: u16::from_le_bytes([*a, *b]),
                 height: u16::from_le_bytes([*c, *d]),
             }),
-            [kind::CLOSE_STDIN] => Some(Request::CloseStdin),
+            [kind::CLOSE_STDIN] => Some(ShimRequest::CloseStdin),
             [kind::ATTACH, bits] => {
-                let streams = Streams::from_bits(*bits);
+                let streams = AttachStreams::from_bits(*bits);
                 let result = self.attach(index, streams);
                 self.reply(index, result);
                 None
@@ -174,9 +174,9 @@ impl Clients {
         }
     }
 
-    fn attach(&mut self, index: usize, streams: Streams) -> Result<(), &'static str> {
+    fn attach(&mut self, index: usize, streams: AttachStreams) -> Result<(), &'static str> {
         // A client that has left may keep its place for long: its input waits until the container reads.
-        let counts = |client: &Client| client.attached() && !client.has_left();
+        let counts = |client: &ShimClient| client.attached() && !client.has_left();
         let others = self.slots.iter().enumerate().filter(|(i, _)| *i != index);
         let attached = others.filter(|(_, s)| s.as_ref().is_some_and(counts));
         if attached.count() >= MAX_CLIENTS {
@@ -263,9 +263,9 @@ impl Clients {
                 nix::sys::socket::Shutdown::Both,
             );
             if let Some(client) = &mut self.slots[index] {
-                client.streams = Streams {
+                client.streams = AttachStreams {
                     stdin: client.streams.stdin,
-                    ..Streams::default()
+                    ..AttachStreams::default()
                 };
             }
         }
@@ -278,7 +278,7 @@ mod tests {
 
     use super::*;
 
-    const INPUT: Streams = Streams {
+    const INPUT: AttachStreams = AttachStreams {
         stdin: true,
         stdout: false,
         stderr: false,
@@ -290,19 +290,19 @@ mod tests {
     }
 
     /// A shim's end with `N` clients that are attached to standard input, and their own ends.
-    fn some<const N: usize>() -> (Clients, [OwnedFd; N]) {
-        let mut clients = Clients {
+    fn some<const N: usize>() -> (ShimClients, [OwnedFd; N]) {
+        let mut clients = ShimClients {
             listener: socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None)
                 .expect("socket"),
             slots: [const { None }; MAX_CONNECTIONS],
             had_stdin: true,
-            packet: Pages::map(1 + MAX_DATA_BYTES).expect("pages"),
+            packet: PageBuffer::map(1 + MAX_DATA_BYTES).expect("pages"),
             taken: 0,
             len: 0,
         };
         let theirs = core::array::from_fn(|place| {
             let (socket, theirs) = pair();
-            clients.slots[place] = Some(Client {
+            clients.slots[place] = Some(ShimClient {
                 socket,
                 streams: INPUT,
             });
@@ -339,7 +339,7 @@ mod tests {
         let name = UnixAddr::new_abstract(name.as_bytes()).expect("name");
         bind(clients.listener.as_raw_fd(), &name).expect("bind");
         listen(&clients.listener, Backlog::new(BACKLOG).expect("few")).expect("listen");
-        let join = |clients: &mut Clients| {
+        let join = |clients: &mut ShimClients| {
             let theirs =
                 socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None).expect("socket");
             connect(theirs.as_raw_fd(), &name).expect("connect");
@@ -361,7 +361,7 @@ mod tests {
         let _sixth = join(&mut clients);
         clients.attach(MAX_CLIENTS + 1, INPUT).expect("room");
         let _seventh = join(&mut clients);
-        let has_left = |slot: &Option<Client>| slot.as_ref().is_none_or(Client::has_left);
+        let has_left = |slot: &Option<ShimClient>| slot.as_ref().is_none_or(ShimClient::has_left);
         let left = clients.slots.iter().filter(|slot| has_left(slot)).count();
         assert_eq!(left, MAX_CLIENTS - 1);
     }

@@ -7,7 +7,7 @@
 //! | `R` reopen the log | none | `k`, or `!` and text |
 //! | `W` resize the terminal | width, height: two u16, little endian | `k`, or `!` and text |
 //! | `C` close standard input | none | `k` |
-//! | `A` attach | one byte of [`Streams`] bits | `k`, then `o`/`e` packets until `x` or the end of the connection; `!` and text if there are [`MAX_CLIENTS`] |
+//! | `A` attach | one byte of [`AttachStreams`] bits | `k`, then `o`/`e` packets until `x` or the end of the connection; `!` and text if there are [`MAX_CLIENTS`] |
 //! | `I` input | 1 to [`MAX_DATA_BYTES`] bytes; only after `A` with standard input | none; the shim reads on when the container has read |
 //!
 //! A client that does not keep up is disconnected: the log never waits for it.
@@ -62,7 +62,7 @@ pub mod kind {
 
 /// Streams that an attached client wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Streams {
+pub struct AttachStreams {
     /// Send input.
     pub stdin: bool,
     /// Receive standard output (with a terminal: everything).
@@ -71,7 +71,7 @@ pub struct Streams {
     pub stderr: bool,
 }
 
-impl Streams {
+impl AttachStreams {
     /// The byte of an attach packet.
     #[must_use]
     pub const fn bits(self) -> u8 {
@@ -107,8 +107,8 @@ pub async fn close_stdin(dir: &Path) -> io::Result<()> {
 }
 
 /// Connects to the container's streams. Output from before this call is in the log only.
-pub async fn attach(dir: &Path, streams: Streams) -> io::Result<Attached> {
-    let attached = Attached { socket: open(dir)? };
+pub async fn attach(dir: &Path, streams: AttachStreams) -> io::Result<ShimConnection> {
+    let attached = ShimConnection { socket: open(dir)? };
     attached.send(&[kind::ATTACH, streams.bits()]).await?;
     attached.expect_ok().await?;
     Ok(attached)
@@ -116,7 +116,7 @@ pub async fn attach(dir: &Path, streams: Streams) -> io::Result<Attached> {
 
 /// Event that an attached client receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum AttachEvent {
     /// Standard output, 1 to [`MAX_DATA_BYTES`] bytes.
     Stdout(Vec<u8>),
     /// Standard error, 1 to [`MAX_DATA_BYTES`] bytes.
@@ -127,20 +127,20 @@ pub enum Event {
 
 /// A connection to a container's streams. Closing it, by dropping, ends standard input if that was asked for once.
 #[derive(Debug)]
-pub struct Attached {
+pub struct ShimConnection {
     socket: Async<OwnedFd>,
 }
 
-impl Attached {
+impl ShimConnection {
     /// The next event. `UnexpectedEof`: the shim died, or this client did not keep up and was disconnected.
-    pub async fn event(&self) -> io::Result<Event> {
+    pub async fn event(&self) -> io::Result<AttachEvent> {
         loop {
             turn::give().await;
             let (kind, data) = self.receive().await?;
             match kind {
-                kind::STDOUT => return Ok(Event::Stdout(data)),
-                kind::STDERR => return Ok(Event::Stderr(data)),
-                kind::END => return Ok(Event::End),
+                kind::STDOUT => return Ok(AttachEvent::Stdout(data)),
+                kind::STDERR => return Ok(AttachEvent::Stderr(data)),
+                kind::END => return Ok(AttachEvent::End),
                 // A later shim's news.
                 _ => {}
             }
@@ -159,7 +159,7 @@ impl Attached {
     }
 
     /// Takes one packet: its kind, and how much data lies in `buffer`, which holds [`MAX_DATA_BYTES`]. The error
-    /// `UnexpectedEof` is as with [`Attached::event`].
+    /// `UnexpectedEof` is as with [`ShimConnection::event`].
     pub fn poll_packet(
         &self,
         cx: &mut Context<'_>,
@@ -236,7 +236,7 @@ impl Attached {
 }
 
 async fn command(dir: &Path, packet: &[u8]) -> io::Result<()> {
-    let connection = Attached { socket: open(dir)? };
+    let connection = ShimConnection { socket: open(dir)? };
     let done = async {
         connection.send(packet).await?;
         connection.expect_ok().await
@@ -269,8 +269,8 @@ mod tests {
     #[test]
     fn stream_bits() {
         for bits in 0..8 {
-            assert_eq!(Streams::from_bits(bits).bits(), bits);
+            assert_eq!(AttachStreams::from_bits(bits).bits(), bits);
         }
-        assert_eq!(Streams::from_bits(0xf8), Streams::default());
+        assert_eq!(AttachStreams::from_bits(0xf8), AttachStreams::default());
     }
 }

@@ -14,9 +14,9 @@ use nix::sys::stat::{Mode, umask};
 use nix::unistd::Pid;
 
 use super::file;
-use super::process::Args;
-use super::serve::{Ended, Terminal, reap_one};
-use crate::sys::{clock, pages::Pages, proc, socket, start};
+use super::process::ShimArgs;
+use super::serve::{InitExit, Terminal, reap_one};
+use crate::sys::{clock, pages::PageBuffer, proc, socket, start};
 
 /// Bytes of the runtime's log, or of its standard error, that are reported after a failure.
 pub(crate) const REPORT_BYTES: usize = 4096;
@@ -31,10 +31,10 @@ const KILL_AGAIN: core::time::Duration = core::time::Duration::from_secs(1);
 
 /// A created container.
 #[derive(Debug)]
-pub(crate) struct Created {
+pub(crate) struct CreatedContainer {
     pub(crate) pid: i32,
     /// Set if the container has ended already: it was killed.
-    pub(crate) ended: Option<Ended>,
+    pub(crate) ended: Option<InitExit>,
     pub(crate) stdout: OwnedFd,
     /// Standard error; none with a terminal.
     pub(crate) stderr: Option<OwnedFd>,
@@ -45,21 +45,28 @@ pub(crate) struct Created {
 
 /// Reason why there is no container.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum CreateFailure {
     /// The runtime ended with this code; the text is for the launcher.
-    Runtime { code: i32, text: Pages, len: usize },
+    Runtime {
+        code: i32,
+        text: PageBuffer,
+        len: usize,
+    },
     /// The shim itself failed.
     Shim(io::Error),
 }
 
-impl<E: Into<io::Error>> From<E> for Failure {
+impl<E: Into<io::Error>> From<E> for CreateFailure {
     fn from(e: E) -> Self {
         Self::Shim(e.into())
     }
 }
 
 /// Runs the runtime's `create` and waits for its end, or kills it when its time is over.
-pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure> {
+pub(crate) fn create(
+    args: &ShimArgs,
+    signals: &SignalFd,
+) -> Result<CreatedContainer, CreateFailure> {
     // The shim's ends are non-blocking and, being open for writing too, never see an end of file.
     let stdout = open_fifo(file::STDOUT, OFlag::O_RDWR | OFlag::O_NONBLOCK)?;
     let stderr = open_fifo(file::STDERR, OFlag::O_RDWR | OFlag::O_NONBLOCK)?;
@@ -90,7 +97,7 @@ pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure
     let runtime = run(args, stdio.each_ref().map(AsFd::as_fd))?;
     drop(stdio);
 
-    let mut reaped = [(0, Ended { code: 0, signal: 0 }); REAPED];
+    let mut reaped = [(0, InitExit { code: 0, signal: 0 }); REAPED];
     let mut count = 0;
     let mut master = None;
     let mut deadline = clock::mono() + core::time::Duration::from_millis(args.create_ms);
@@ -163,7 +170,7 @@ pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure
         }
     };
     drop(keeper);
-    Ok(Created {
+    Ok(CreatedContainer {
         pid,
         ended,
         stdout,
@@ -183,7 +190,7 @@ pub(crate) fn open_fifo(name: &str, flags: OFlag) -> nix::Result<OwnedFd> {
 }
 
 /// Starts `create`. The current directory is the bundle: relative names keep sockets' paths short.
-fn run(args: &Args, stdio: [std::os::fd::BorrowedFd<'_>; 3]) -> io::Result<i32> {
+fn run(args: &ShimArgs, stdio: [std::os::fd::BorrowedFd<'_>; 3]) -> io::Result<i32> {
     let mut argv = [c""; 16];
     let mut len = 0;
     let mut add = |texts: &[&'static CStr]| {
@@ -237,8 +244,8 @@ fn non_blocking(fd: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Gathers the runtime's message about its failure: the end of its log, else of its standard error.
-fn report(code: i32, stderr: std::os::fd::BorrowedFd<'_>) -> Failure {
-    let mut text = match Pages::map(REPORT_BYTES) {
+fn report(code: i32, stderr: std::os::fd::BorrowedFd<'_>) -> CreateFailure {
+    let mut text = match PageBuffer::map(REPORT_BYTES) {
         Ok(pages) => pages,
         Err(e) => return e.into(),
     };
@@ -259,5 +266,5 @@ fn report(code: i32, stderr: std::os::fd::BorrowedFd<'_>) -> Failure {
     if len == 0 {
         len = nix::unistd::read(stderr, &mut text).unwrap_or(0);
     }
-    Failure::Runtime { code, text, len }
+    CreateFailure::Runtime { code, text, len }
 }

@@ -11,9 +11,9 @@ use nix::sys::stat::Mode;
 use smol::future;
 
 use super::file;
-use super::record::{self, State};
-use super::rotation::Limit as LogLimit;
-use crate::sys::child::{Command, Sink};
+use super::record::{self, ContainerStateRecord};
+use super::rotation::LogLimit;
+use crate::sys::child::{Command, OutputSink};
 use crate::sys::{crash, lock, pidfd, proc};
 
 /// Time limit for the runtime to create a container; then the shim kills the runtime.
@@ -25,7 +25,7 @@ const MAX_ANSWER_BYTES: u64 = 8192;
 
 /// A container to be created. `dir` holds `config.json` and none of the shim's files yet, or those of a failed try.
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub struct ShimLaunch {
     /// The agent's own executable, opened at its start.
     pub exe: Arc<OwnedFd>,
     /// The container's run directory and bundle; absolute.
@@ -60,7 +60,7 @@ pub struct Launch {
 
 /// A living shim and its container.
 #[derive(Debug)]
-pub struct Launched {
+pub struct LiveShim {
     /// Pid of the container's init.
     pub pid: i32,
     /// Pid of the shim.
@@ -73,7 +73,7 @@ pub struct Launched {
 /// Reason why a container was not created. None of its processes runs; the exit record, if there is one, says
 /// `created: false`.
 #[derive(Debug, thiserror::Error)]
-pub enum LaunchError {
+pub enum ShimLaunchError {
     /// The shim could not be started, failed or did not answer. `delete --force` is still to be called, in case it failed
     /// after the runtime had done its work.
     #[error("start the shim: {0}")]
@@ -98,7 +98,7 @@ pub enum LaunchError {
 ///
 /// Blocks for the making of a few files in `dir` (tmpfs) and a fork. If the future is dropped, or the agent dies, the shim
 /// goes on ([`open`] finds it) unless it had not begun yet.
-pub async fn launch(launch: &Launch) -> Result<Launched, LaunchError> {
+pub async fn launch(launch: &ShimLaunch) -> Result<LiveShim, ShimLaunchError> {
     let mut command = Command::opened(Arc::clone(&launch.exe), "picolet")
         .args(["shim", "--dir"])
         .arg(&launch.dir)
@@ -128,27 +128,29 @@ pub async fn launch(launch: &Launch) -> Result<Launched, LaunchError> {
     for dir in &launch.shim_cgroups {
         command = command.cgroup(dir);
     }
-    start(&launch.dir, command).await?.ok_or(LaunchError::Ended)
+    start(&launch.dir, command)
+        .await?
+        .ok_or(ShimLaunchError::Ended)
 }
 
 /// A container whose shim died.
 #[derive(Clone, Debug)]
-pub struct LogOnly {
+pub struct LogShimLaunch {
     /// The agent's own executable, opened at its start.
     pub exe: Arc<OwnedFd>,
     /// The container's run directory.
     pub dir: PathBuf,
     /// The log file.
     pub log: PathBuf,
-    /// As in [`Launch::log_limit`].
+    /// As in [`ShimLaunch::log_limit`].
     pub log_limit: Option<LogLimit>,
-    /// As in [`Launch::log_memory`]. The records of the dead shim in it are saved.
+    /// As in [`ShimLaunch::log_memory`]. The records of the dead shim in it are saved.
     pub log_memory: Option<PathBuf>,
-    /// As in [`Launch::memory_cgroup`].
+    /// As in [`ShimLaunch::memory_cgroup`].
     pub memory_cgroup: Option<PathBuf>,
-    /// As in [`Launch::shim_cgroups`].
+    /// As in [`ShimLaunch::shim_cgroups`].
     pub shim_cgroups: Vec<PathBuf>,
-    /// As in [`Launch::oom_score_adj`].
+    /// As in [`ShimLaunch::oom_score_adj`].
     pub oom_score_adj: Option<i32>,
 }
 
@@ -156,7 +158,7 @@ pub struct LogOnly {
 /// record with `known: false`. Killing the container is the caller's affair; do it after this call.
 ///
 /// `None`: init has ended already, or the shim died during create: the output was saved and the exit record is there.
-pub async fn launch_log_only(launch: &LogOnly) -> Result<Option<Launched>, LaunchError> {
+pub async fn launch_log_only(launch: &LogShimLaunch) -> Result<Option<LiveShim>, ShimLaunchError> {
     let state = record::read_state(&launch.dir).ok().flatten();
     let (pid, start_time) = state.map_or((0, 0), |s| (s.pid, s.start_time));
     let mut command = Command::opened(Arc::clone(&launch.exe), "picolet")
@@ -200,7 +202,7 @@ pub fn is_alive(dir: &Path) -> io::Result<bool> {
 ///
 /// `None` if it has ended, or if it is still creating the container (then [`is_alive`] says true and there is neither
 /// record: look again later; it gives up by itself after [`CREATE_TIMEOUT`]).
-pub fn open(dir: &Path) -> io::Result<Option<Launched>> {
+pub fn open(dir: &Path) -> io::Result<Option<LiveShim>> {
     let Some(state) = record::read_state(dir).map_err(io::Error::other)? else {
         return Ok(None);
     };
@@ -241,7 +243,7 @@ fn is_shim_of(pid: i32, dir: &Path) -> bool {
         && words.next().map(Path::new) == Some(dir)
 }
 
-fn open_shim(state: &State) -> io::Result<Option<Launched>> {
+fn open_shim(state: &ContainerStateRecord) -> io::Result<Option<LiveShim>> {
     let gone = |e: io::Error| match e.raw_os_error() {
         Some(libc::ESRCH | libc::ENOENT) => Ok(None),
         _ => Err(e),
@@ -256,35 +258,35 @@ fn open_shim(state: &State) -> io::Result<Option<Launched>> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
     }
-    Ok(Some(Launched {
+    Ok(Some(LiveShim {
         pid: state.pid,
         shim_pid: state.shim_pid,
         pidfd,
     }))
 }
 
-async fn start(dir: &Path, command: Command) -> Result<Option<Launched>, LaunchError> {
+async fn start(dir: &Path, command: Command) -> Result<Option<LiveShim>, ShimLaunchError> {
     // Locked from before the shim exists until it ends: a process that finds the directory meanwhile leaves it alone.
     let lock = lock::try_lock(&dir.join(file::LOCK))
-        .map_err(LaunchError::Shim)?
-        .ok_or_else(|| LaunchError::Busy(dir.into()))?;
+        .map_err(ShimLaunchError::Shim)?
+        .ok_or_else(|| ShimLaunchError::Busy(dir.into()))?;
     crash::point("launch.locked");
-    make_fifos(dir).map_err(LaunchError::Shim)?;
+    make_fifos(dir).map_err(ShimLaunchError::Shim)?;
     #[cfg(feature = "crash-points")]
     let command = match crash::shim_argument() {
         Some(name) => command.args(["--crash-at", name]),
         None => command,
     };
-    let (reader, writer) = io::pipe().map_err(LaunchError::Shim)?;
+    let (reader, writer) = io::pipe().map_err(ShimLaunchError::Shim)?;
     let number = lock.as_raw_fd().to_string();
     let spawn = || -> io::Result<_> {
         let command = command
             .args(["--lock", &number])
             .keep(lock.into())
-            .stdout(Sink::Fd(writer.into()));
+            .stdout(OutputSink::Fd(writer.into()));
         Ok((command.spawn()?, Async::new(reader)?))
     };
-    let (mut child, reader) = spawn().map_err(LaunchError::Shim)?;
+    let (mut child, reader) = spawn().map_err(ShimLaunchError::Shim)?;
     crash::point("launch.spawned");
     let answer = async {
         // The child forks and ends; the shim proper is init's child.
@@ -307,28 +309,31 @@ async fn start(dir: &Path, command: Command) -> Result<Option<Launched>, LaunchE
             "the shim does not answer",
         ))
     };
-    let bytes = future::or(answer, late).await.map_err(LaunchError::Shim)?;
+    let bytes = future::or(answer, late)
+        .await
+        .map_err(ShimLaunchError::Shim)?;
     understand(dir, &bytes)
 }
 
 /// Reads the shim's answer: `ok`, or `ended`, or `error <code>` and raw text, or any other text about its own failure.
-fn understand(dir: &Path, answer: &[u8]) -> Result<Option<Launched>, LaunchError> {
+fn understand(dir: &Path, answer: &[u8]) -> Result<Option<LiveShim>, ShimLaunchError> {
     let text = String::from_utf8_lossy(answer);
     let (head, rest) = text.split_once('\n').unwrap_or((&text, ""));
     if head == "ended" {
         return Ok(None);
     }
     if head == "ok" {
-        let state = record::read_state(dir).map_err(|e| LaunchError::Shim(io::Error::other(e)))?;
+        let state =
+            record::read_state(dir).map_err(|e| ShimLaunchError::Shim(io::Error::other(e)))?;
         // Without a state record the shim has ended in its last resort, see `record`.
         let shim = state
             .map(|s| open_shim(&s))
             .transpose()
-            .map_err(LaunchError::Shim)?;
+            .map_err(ShimLaunchError::Shim)?;
         return Ok(shim.flatten());
     }
     if let Some(code) = head.strip_prefix("error ").and_then(|c| c.parse().ok()) {
-        return Err(LaunchError::Runtime {
+        return Err(ShimLaunchError::Runtime {
             code,
             message: runtime_message(rest),
         });
@@ -338,20 +343,20 @@ fn understand(dir: &Path, answer: &[u8]) -> Result<Option<Launched>, LaunchError
     } else {
         text.trim()
     };
-    Err(LaunchError::Shim(io::Error::other(why.to_string())))
+    Err(ShimLaunchError::Shim(io::Error::other(why.to_string())))
 }
 
 /// The last message of a runtime's log: JSON lines with `level` and `msg`. Falls back to the last line as it is.
 #[must_use]
 pub fn runtime_message(log: &str) -> String {
     #[derive(serde::Deserialize)]
-    struct Line {
+    struct OciLogLine {
         #[serde(default)]
         level: String,
         msg: String,
     }
     let lines = || log.lines().rev().filter(|l| !l.trim().is_empty());
-    let parsed = || lines().filter_map(|l| serde_json::from_str::<Line>(l).ok());
+    let parsed = || lines().filter_map(|l| serde_json::from_str::<OciLogLine>(l).ok());
     parsed()
         .find(|l| matches!(l.level.as_str(), "error" | "fatal" | "panic"))
         .or_else(|| parsed().next())

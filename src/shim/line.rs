@@ -14,7 +14,7 @@ pub(crate) const STAMP_BYTES: usize = 30;
 
 /// End of a record: with its line, or before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tag {
+pub(crate) enum LogTag {
     /// The record ends with its line.
     Full,
     /// The record ends before its line does.
@@ -23,13 +23,13 @@ pub(crate) enum Tag {
 
 /// Cuts one stream into lines. `S` holds [`MAX_TEXT_BYTES`] or more; no more are used.
 #[derive(Debug)]
-pub(crate) struct Lines<S> {
+pub(crate) struct LineSplitter<S> {
     storage: S,
     /// Bytes of a line that has not ended.
     len: usize,
 }
 
-impl<S: DerefMut<Target = [u8]>> Lines<S> {
+impl<S: DerefMut<Target = [u8]>> LineSplitter<S> {
     pub(crate) const fn new(storage: S) -> Self {
         Self { storage, len: 0 }
     }
@@ -40,17 +40,17 @@ impl<S: DerefMut<Target = [u8]>> Lines<S> {
     }
 
     /// `count` bytes were put into [`Self::space`]: calls `record` for each that is complete now.
-    pub(crate) fn filled(&mut self, count: usize, mut record: impl FnMut(Tag, &[u8])) {
+    pub(crate) fn filled(&mut self, count: usize, mut record: impl FnMut(LogTag, &[u8])) {
         let end = self.len + count;
         let mut start = 0;
         let mut from = self.len;
         while let Some(at) = self.storage[from..end].iter().position(|b| *b == b'\n') {
-            record(Tag::Full, &self.storage[start..from + at]);
+            record(LogTag::Full, &self.storage[start..from + at]);
             start = from + at + 1;
             from = start;
         }
         if end - start == MAX_TEXT_BYTES {
-            record(Tag::Partial, &self.storage[..MAX_TEXT_BYTES]);
+            record(LogTag::Partial, &self.storage[..MAX_TEXT_BYTES]);
             self.len = 0;
         } else {
             self.storage.copy_within(start..end, 0);
@@ -59,9 +59,9 @@ impl<S: DerefMut<Target = [u8]>> Lines<S> {
     }
 
     /// Ends the stream: the rest, a line without end, becomes a part.
-    pub(crate) fn finish(&mut self, mut record: impl FnMut(Tag, &[u8])) {
+    pub(crate) fn finish(&mut self, mut record: impl FnMut(LogTag, &[u8])) {
         if self.len > 0 {
-            record(Tag::Partial, &self.storage[..self.len]);
+            record(LogTag::Partial, &self.storage[..self.len]);
             self.len = 0;
         }
     }
@@ -78,15 +78,15 @@ pub(crate) mod fuzz {
 
     /// For [`crate::fuzz`]: the records joined are the stream, whatever the pieces in which it came.
     pub(crate) fn run(data: &[u8]) -> String {
-        let mut lines = Lines::new(vec![0; MAX_TEXT_BYTES]);
+        let mut lines = LineSplitter::new(vec![0; MAX_TEXT_BYTES]);
         let mut joined = Vec::new();
         let mut parts = 0_usize;
-        let mut record = |tag: Tag, text: &[u8]| {
+        let mut record = |tag: LogTag, text: &[u8]| {
             assert!(text.len() <= MAX_TEXT_BYTES);
             joined.extend_from_slice(text);
             match tag {
-                Tag::Full => joined.push(b'\n'),
-                Tag::Partial => parts += 1,
+                LogTag::Full => joined.push(b'\n'),
+                LogTag::Partial => parts += 1,
             }
         };
         let piece = usize::from(data.first().copied().unwrap_or(0)) * 97 + 1;
@@ -153,14 +153,14 @@ const fn civil(days: i64) -> (i64, i64, i64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Wall;
+    use crate::api::WallTime;
 
     /// Feeds `input` in pieces of at most `piece` bytes and returns the records, parts marked with a `+`.
     fn records(input: &[u8], piece: usize) -> Vec<String> {
-        let mut lines = Lines::new(vec![0; MAX_TEXT_BYTES]);
+        let mut lines = LineSplitter::new(vec![0; MAX_TEXT_BYTES]);
         let mut out = Vec::new();
         let mut note = |tag, text: &[u8]| {
-            let mark = if tag == Tag::Partial { "+" } else { "" };
+            let mark = if tag == LogTag::Partial { "+" } else { "" };
             out.push(String::from_utf8_lossy(text).into_owned() + mark);
         };
         let mut rest = input;
@@ -252,7 +252,7 @@ mod tests {
             let text = stamp(ns);
             assert_eq!(
                 core::str::from_utf8(&text),
-                Ok(Wall(ns).rfc3339_nanos().as_str())
+                Ok(WallTime(ns).rfc3339_nanos().as_str())
             );
         }
     }

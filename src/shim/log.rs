@@ -9,38 +9,38 @@ use std::path::Path;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
-use super::line::{MAX_TEXT_BYTES, RECORD_OVERHEAD, STAMP_BYTES, Tag};
-use super::log_memory::Memory;
-use super::rotation::{self, Limit};
-use crate::api::Mono;
-use crate::sys::{open, pages::Pages};
+use super::line::{LogTag, MAX_TEXT_BYTES, RECORD_OVERHEAD, STAMP_BYTES};
+use super::log_memory::LogMemory;
+use super::rotation::{self, LogLimit};
+use crate::api::MonoTime;
+use crate::sys::{open, pages::PageBuffer};
 
 /// Mode of a new log file: an administrators' group may read it, as every Kubernetes node has it.
 const LOG_MODE: u32 = 0o640;
 
 /// A log that never blocks its writer but for the disk itself, and outlives a full disk.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub(crate) struct ContainerLog {
     /// Opened once at the start: the path may later name another directory.
     dir: OwnedFd,
     name: &'static OsStr,
     file: Option<File>,
-    buffer: Pages,
+    buffer: PageBuffer,
     len: usize,
     lost: u64,
     /// Bytes of the file, as far as this writer knows.
     size: u64,
-    limit: Option<Limit>,
+    limit: Option<LogLimit>,
     /// Memory in which records wait for the disk; `None`: they do not wait.
-    memory: Option<Memory>,
+    memory: Option<LogMemory>,
 }
 
-impl Log {
+impl ContainerLog {
     /// Opens the directory of `path`, and `path` itself. Without `limit` this writer does not rotate it. `memory`: file
     /// in which the end of the log is held in memory.
     pub(crate) fn open(
         path: &'static Path,
-        limit: Option<Limit>,
+        limit: Option<LogLimit>,
         memory: Option<&'static Path>,
     ) -> io::Result<Self> {
         let Some(name) = path.file_name() else {
@@ -50,7 +50,7 @@ impl Log {
             dir: open::log_dir(path)?,
             name,
             file: None,
-            buffer: Pages::map(MAX_TEXT_BYTES + RECORD_OVERHEAD)?,
+            buffer: PageBuffer::map(MAX_TEXT_BYTES + RECORD_OVERHEAD)?,
             len: 0,
             lost: 0,
             size: 0,
@@ -59,7 +59,7 @@ impl Log {
         };
         log.open_live()?;
         if let (Some(path), Some(live)) = (memory, &log.file) {
-            log.memory = Some(Memory::open(path, live));
+            log.memory = Some(LogMemory::open(path, live));
             log.size = live.metadata()?.len();
         }
         Ok(log)
@@ -103,15 +103,15 @@ impl Log {
         &mut self,
         stamp: &[u8; STAMP_BYTES],
         stream: &str,
-        tag: Tag,
+        tag: LogTag,
         text: &[u8],
     ) {
         if self.buffer.len() - self.len < text.len() + RECORD_OVERHEAD {
             self.flush();
         }
         let tag: &[u8] = match tag {
-            Tag::Full => b" F ",
-            Tag::Partial => b" P ",
+            LogTag::Full => b" F ",
+            LogTag::Partial => b" P ",
         };
         for part in [stamp, &b" "[..], stream.as_bytes(), tag, text, b"\n"] {
             self.buffer[self.len..self.len + part.len()].copy_from_slice(part);
@@ -139,7 +139,7 @@ impl Log {
     /// held, and the disk has to take them.
     fn hold(&mut self) -> bool {
         let more = u64::try_from(self.len).unwrap_or(0);
-        let unsaved = self.memory.as_ref().map_or(0, Memory::unsaved);
+        let unsaved = self.memory.as_ref().map_or(0, LogMemory::unsaved);
         let after = self.size.saturating_add(unsaved).saturating_add(more);
         // The held records belong to the present file: they are saved before it is rotated.
         if more > 0 && self.limit.is_some_and(|limit| after >= limit.max_bytes) && self.save(false)
@@ -192,7 +192,7 @@ impl Log {
     }
 
     /// Time for the next [`Self::save`]; `None`: no record waits for it.
-    pub(crate) fn due(&self) -> Option<Mono> {
+    pub(crate) fn due(&self) -> Option<MonoTime> {
         self.memory.as_ref()?.due()
     }
 
@@ -279,17 +279,17 @@ mod tests {
     fn records_and_rotation() {
         // LOG-01
         let dir = fresh("rotation");
-        let mut log = Log::open(path(&dir), None, None).expect("open");
+        let mut log = ContainerLog::open(path(&dir), None, None).expect("open");
         let mode = fs::metadata(dir.join("0.log"))
             .expect("stat")
             .permissions()
             .mode();
         assert_eq!(mode & 0o7137, 0, "{mode:o}");
-        log.append(STAMP, "stdout", Tag::Full, b"one");
+        log.append(STAMP, "stdout", LogTag::Full, b"one");
         fs::rename(dir.join("0.log"), dir.join("0.log.1")).expect("rotate");
-        log.append(STAMP, "stderr", Tag::Partial, b"two");
+        log.append(STAMP, "stderr", LogTag::Partial, b"two");
         log.reopen().expect("reopen");
-        log.append(STAMP, "stdout", Tag::Full, b"");
+        log.append(STAMP, "stdout", LogTag::Full, b"");
         log.flush();
         let read = |name| fs::read_to_string(dir.join(name)).expect("read");
         let golden = "2023-11-14T22:13:20.123456789Z stdout F one\n2023-11-14T22:13:20.123456789Z stderr P two\n";
@@ -303,14 +303,14 @@ mod tests {
         // LOG-06 LOG-07
         const BYTES: u64 = 20_000;
         let dir = fresh("limit");
-        let limit = Limit {
+        let limit = LogLimit {
             max_bytes: BYTES,
             max_files: 3,
         };
         fs::write(dir.join("0.log.20231114-221322"), "of an agent before").expect("write");
         fs::write(dir.join("0.log-other"), "of somebody else").expect("write");
         fs::create_dir(dir.join("0.log.dir")).expect("in the way");
-        let mut log = Log::open(path(&dir), Some(limit), None).expect("open");
+        let mut log = ContainerLog::open(path(&dir), Some(limit), None).expect("open");
         let sizes = || {
             let all = fs::read_dir(&dir).expect("dir").flatten();
             let ours = all.filter(|f| f.file_name().to_string_lossy().starts_with("0.log"));
@@ -335,7 +335,12 @@ mod tests {
         };
         let mut rotations = 0;
         for n in 0..2000 {
-            log.append(STAMP, "stdout", Tag::Full, format!("{n:>100}").as_bytes());
+            log.append(
+                STAMP,
+                "stdout",
+                LogTag::Full,
+                format!("{n:>100}").as_bytes(),
+            );
             if n % 7 == 0 {
                 log.flush();
                 let sizes = sizes();
@@ -368,7 +373,7 @@ mod tests {
             .set_len(0)
             .expect("emptied");
         for _ in 0..150 {
-            log.append(STAMP, "stdout", Tag::Full, &[b'x'; 80]);
+            log.append(STAMP, "stdout", LogTag::Full, &[b'x'; 80]);
         }
         log.flush();
         assert_eq!(sizes().len(), before);
@@ -378,7 +383,7 @@ mod tests {
     #[test]
     fn traps_are_refused() {
         let dir = fresh("traps");
-        let mut log = Log::open(path(&dir), None, None).expect("open");
+        let mut log = ContainerLog::open(path(&dir), None, None).expect("open");
         type Make = fn(&Path);
         let traps: [(&str, Make); 3] = [
             ("link", |p| {
@@ -393,7 +398,7 @@ mod tests {
             fs::rename(dir.join("0.log"), dir.join("old")).expect("rotate");
             make(&dir.join("0.log"));
             assert!(log.reopen().is_err(), "{name}");
-            log.append(STAMP, "stdout", Tag::Full, name.as_bytes());
+            log.append(STAMP, "stdout", LogTag::Full, name.as_bytes());
             log.flush();
             assert!(
                 fs::read_to_string(dir.join("old"))
@@ -415,9 +420,14 @@ mod tests {
         }
         let dir = fresh("full");
         mount::tmpfs(&dir, Some(16 * 1024), 0o755, MsFlags::empty()).expect("tmpfs");
-        let mut log = Log::open(path(&dir), None, None).expect("open");
+        let mut log = ContainerLog::open(path(&dir), None, None).expect("open");
         for n in 0..100 {
-            log.append(STAMP, "stdout", Tag::Full, format!("{n:>980}").as_bytes());
+            log.append(
+                STAMP,
+                "stdout",
+                LogTag::Full,
+                format!("{n:>980}").as_bytes(),
+            );
             if n % 5 == 4 {
                 log.flush();
             }
@@ -437,7 +447,7 @@ mod tests {
             .expect("open")
             .set_len(0)
             .expect("truncate");
-        log.append(STAMP, "stdout", Tag::Full, b"after");
+        log.append(STAMP, "stdout", LogTag::Full, b"after");
         log.flush();
         assert!(
             fs::read_to_string(dir.join("0.log"))

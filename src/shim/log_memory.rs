@@ -21,9 +21,9 @@ use std::path::Path;
 use nix::sys::statvfs::fstatvfs;
 
 use super::log::write_whole;
-use crate::api::Mono;
-use crate::api::log_memory::{HEADER_BYTES, Header};
-use crate::sys::{clock, pages::Pages};
+use crate::api::MonoTime;
+use crate::api::log_memory::{HEADER_BYTES, LogMemoryHeader};
+use crate::sys::{clock, pages::PageBuffer};
 
 /// Longest time before a record is written; with the kernel's own delay it is on the disk within a quarter of an hour.
 const SAVE_AFTER: Duration = Duration::from_secs(14 * 60);
@@ -44,32 +44,32 @@ const MODE: u32 = 0o600;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct LogMemory {
     path: &'static Path,
     /// File of the held records; `None`: no record is held.
     file: Option<File>,
-    header: Header,
+    header: LogMemoryHeader,
     /// Bytes of records in it.
     held: u64,
     /// Bytes of the first of these records that are on the disk already, which took no more.
     saved: u64,
     /// Time at which the first unsaved record was written.
-    since: Option<Mono>,
+    since: Option<MonoTime>,
     /// Time until which the disk is left alone: it took nothing lately.
-    not_before: Mono,
+    not_before: MonoTime,
 }
 
-impl Memory {
+impl LogMemory {
     /// Takes over the records that an earlier shim has left there for the log's file `live`.
     pub(super) fn open(path: &'static Path, live: &File) -> Self {
         let mut memory = Self {
             path,
             file: None,
-            header: Header::default(),
+            header: LogMemoryHeader::default(),
             held: 0,
             saved: 0,
             since: None,
-            not_before: Mono(0),
+            not_before: MonoTime(0),
         };
         if memory.adopt(live).is_err() {
             memory.discard();
@@ -85,7 +85,7 @@ impl Memory {
             .open(self.path)?;
         let mut bytes = [0; HEADER_BYTES];
         file.read_exact_at(&mut bytes, 0)?;
-        self.header = Header::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
+        self.header = LogMemoryHeader::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
         self.held = whole(&file)?;
         file.set_len(HEADER + self.held)?;
         let metadata = live.metadata()?;
@@ -108,7 +108,7 @@ impl Memory {
     }
 
     /// Time at which the records have to be saved.
-    pub(super) fn due(&self) -> Option<Mono> {
+    pub(super) fn due(&self) -> Option<MonoTime> {
         let since = self.since?;
         Some((since + SAVE_AFTER).max(self.not_before))
     }
@@ -187,7 +187,7 @@ impl Memory {
         let Some(file) = &self.file else {
             return Ok(());
         };
-        let mut chunk = Pages::map(CHUNK_BYTES)?;
+        let mut chunk = PageBuffer::map(CHUNK_BYTES)?;
         while self.saved < self.held {
             let left = usize::try_from(self.unsaved()).unwrap_or(usize::MAX);
             let most = left.min(CHUNK_BYTES);
@@ -223,7 +223,7 @@ impl Memory {
             return 0;
         };
         let (saved, held, since) = (self.saved, self.held, self.since);
-        let newest = Pages::map(KEPT_BYTES).ok().and_then(|mut pages| {
+        let newest = PageBuffer::map(KEPT_BYTES).ok().and_then(|mut pages| {
             let most = u64::try_from(KEPT_BYTES).unwrap_or(0).min(held - saved);
             let bytes = pages.get_mut(..usize::try_from(most).ok()?)?;
             file.read_exact_at(bytes, HEADER + held - most).ok()?;
@@ -254,7 +254,7 @@ impl Memory {
 /// Bytes of the whole records in it.
 fn whole(file: &File) -> io::Result<u64> {
     let held = file.metadata()?.len().saturating_sub(HEADER);
-    let mut chunk = Pages::map(CHUNK_BYTES)?;
+    let mut chunk = PageBuffer::map(CHUNK_BYTES)?;
     let most = held.min(u64::try_from(CHUNK_BYTES).unwrap_or(0));
     let bytes = &mut chunk[..usize::try_from(most).unwrap_or(0)];
     file.read_exact_at(bytes, HEADER + held - most)?;
@@ -284,9 +284,9 @@ mod tests {
 
     use nix::mount::MsFlags;
 
-    use super::super::line::{STAMP_BYTES, Tag};
-    use super::super::log::Log;
-    use super::super::rotation::Limit;
+    use super::super::line::{LogTag, STAMP_BYTES};
+    use super::super::log::ContainerLog;
+    use super::super::rotation::LogLimit;
     use super::*;
     use crate::sys::mount;
 
@@ -325,9 +325,9 @@ mod tests {
             Box::leak(self.dir.join(part).into_boxed_path())
         }
 
-        fn log(&self, limit: Option<Limit>) -> Log {
+        fn log(&self, limit: Option<LogLimit>) -> ContainerLog {
             let memory = self.path("memory/c");
-            Log::open(self.path("disk/0.log"), limit, Some(memory)).expect("open")
+            ContainerLog::open(self.path("disk/0.log"), limit, Some(memory)).expect("open")
         }
 
         /// Waits until the memory holds no more than `bytes`. Children that other tests start have removed files open
@@ -376,11 +376,11 @@ mod tests {
     }
 
     /// About 1 KiB.
-    fn write(log: &mut Log, number: usize) {
+    fn write(log: &mut ContainerLog, number: usize) {
         log.append(
             STAMP,
             "stdout",
-            Tag::Full,
+            LogTag::Full,
             format!("{number:>980}").as_bytes(),
         );
         log.flush();
@@ -423,7 +423,7 @@ mod tests {
     fn files_keep_their_limit_and_their_order() {
         // WEAR-05 LOG-06
         let place = Place::new("limit");
-        let limit = Limit {
+        let limit = LogLimit {
             max_bytes: 20_000,
             max_files: 3,
         };

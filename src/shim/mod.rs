@@ -8,8 +8,8 @@
 //! | `shim.lock` | agent | locked while the launch or the shim lives |
 //! | `stdin`, `stdout`, `stderr` | agent | FIFOs; the container holds its outputs open for reading too, so that a dead shim neither kills it nor loses a byte |
 //! | `init.pid`, `runtime.log` | runtime | its pid file and its JSON log |
-//! | `state` | shim | [`State`]: written when the container is created |
-//! | `exit` | shim | [`Exit`]: the last thing a shim writes; its end is the doorbell |
+//! | `state` | shim | [`ContainerStateRecord`]: written when the container is created |
+//! | `exit` | shim | [`ContainerExitRecord`]: the last thing a shim writes; its end is the doorbell |
 //! | `ctl` | shim | control socket: attach, resize, close stdin, reopen the log ([`control`]) |
 //!
 //! The log's end may be held in memory, in [`held_log`], which the shim makes and removes.
@@ -36,13 +36,15 @@ use std::path::{Path, PathBuf};
 
 pub use control::{attach, close_stdin, reopen_log, resize};
 pub use launch::{
-    CREATE_TIMEOUT, Launch, LaunchError, Launched, LogOnly, end_launch, is_alive, launch,
-    launch_log_only, open, runtime_message,
+    CREATE_TIMEOUT, LiveShim, LogShimLaunch, ShimLaunch, ShimLaunchError, end_launch, is_alive,
+    launch, launch_log_only, open, runtime_message,
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use line::fuzz;
-pub use record::{Exit, RecordError, State, read_exit, read_state};
-pub use rotation::Limit as LogLimit;
+pub use record::{
+    ContainerExitRecord, ContainerStateRecord, ShimRecordError, read_exit, read_state,
+};
+pub use rotation::LogLimit;
 
 /// Names of the files in the container's run directory.
 pub mod file {

@@ -21,18 +21,18 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::{Mode, umask};
 
-use super::clients::Clients;
-use super::create::{Created, Failure, create, open_fifo};
-use super::log::Log;
-use super::record::{self, Exit, State};
-use super::rotation::Limit;
-use super::serve::{Ended, Init, Server, Source, Stdin};
+use super::clients::ShimClients;
+use super::create::{CreateFailure, CreatedContainer, create, open_fifo};
+use super::log::ContainerLog;
+use super::record::{self, ContainerExitRecord, ContainerStateRecord};
+use super::rotation::LogLimit;
+use super::serve::{ContainerInit, ContainerStdin, InitExit, OutputSource, ShimServer};
 use super::{BUILD, file};
 use crate::sys::{clock, crash, file as files, limits, pidfd, proc, start};
 
 /// Arguments from the launcher. All texts are the process's own arguments.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Args {
+pub(crate) struct ShimArgs {
     pub(crate) dir: &'static CStr,
     pub(crate) id: &'static CStr,
     pub(crate) runtime: &'static CStr,
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     pub(crate) stdin_once: bool,
     pub(crate) create_ms: u64,
     /// Bytes of the log at which the shim begins a new file, and files that it keeps; 0: it does neither.
-    pub(crate) log_limit: Limit,
+    pub(crate) log_limit: LogLimit,
     /// File in which the end of the log is held in memory; empty: none is held.
     pub(crate) log_memory: &'static CStr,
     /// Number of the inherited descriptor that holds the lock.
@@ -54,7 +54,7 @@ pub(crate) struct Args {
     pub(crate) init: Option<(i32, u64)>,
 }
 
-impl Args {
+impl ShimArgs {
     fn parse(mut args: impl Iterator<Item = &'static CStr>) -> Result<Self, &'static CStr> {
         let mut out = Self {
             dir: c"",
@@ -68,7 +68,7 @@ impl Args {
             stdin: false,
             stdin_once: false,
             create_ms: 0,
-            log_limit: Limit {
+            log_limit: LogLimit {
                 max_bytes: 0,
                 max_files: 0,
             },
@@ -133,7 +133,7 @@ fn path(text: &'static CStr) -> &'static Path {
 ///
 /// Standard input is `/dev/null`, standard output the pipe to the launcher. Returns the exit code, which is not used.
 pub fn main(args: impl Iterator<Item = &'static CStr>) -> i32 {
-    let result = Args::parse(args)
+    let result = ShimArgs::parse(args)
         .map_err(|name| io::Error::other(format!("bad argument {}", name.to_string_lossy())))
         .and_then(|args| {
             start::into_background()?;
@@ -148,7 +148,7 @@ pub fn main(args: impl Iterator<Item = &'static CStr>) -> i32 {
     }
 }
 
-fn shim(args: &Args) -> io::Result<()> {
+fn shim(args: &ShimArgs) -> io::Result<()> {
     start::close_on_exec(args.lock);
     prctl::set_name(c"picolet-shim")?;
     prctl::set_child_subreaper(true)?;
@@ -170,7 +170,7 @@ fn shim(args: &Args) -> io::Result<()> {
     let signals = SignalFd::with_flags(&heard, flags)?;
     let limit = args.log_limit;
     let limit = Some(limit).filter(|limit| limit.max_bytes > 0 && limit.max_files > 1);
-    let log = Log::open(path(args.log), limit, memory)?;
+    let log = ContainerLog::open(path(args.log), limit, memory)?;
     match args.init {
         None => launch(args, signals, log),
         Some((pid, start_time)) => take_over(args, signals, log, pid, start_time),
@@ -178,33 +178,33 @@ fn shim(args: &Args) -> io::Result<()> {
 }
 
 /// Creates a container and serves it.
-fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
-    let clients = Clients::listen()?;
+fn launch(args: &ShimArgs, signals: SignalFd, log: ContainerLog) -> io::Result<()> {
+    let clients = ShimClients::listen()?;
     crash::shim_point("shim.begun");
     let created = match create(args, &signals) {
         Ok(created) => created,
         Err(failure) => {
             let code = match &failure {
-                Failure::Runtime { code, .. } => *code,
-                Failure::Shim(_) => -1,
+                CreateFailure::Runtime { code, .. } => *code,
+                CreateFailure::Shim(_) => -1,
             };
-            let end = Some(Ended {
+            let end = Some(InitExit {
                 code: 128,
                 signal: 0,
             });
             // Also for the next agent if this one has died: the record says that there was no container.
             write_exit(&exit(args, end, false))?;
             return match failure {
-                Failure::Runtime { text, len, .. } => {
+                CreateFailure::Runtime { text, len, .. } => {
                     start::write_stdout(format!("error {code}\n").as_bytes());
                     start::write_stdout(&text[..len]);
                     Ok(())
                 }
-                Failure::Shim(e) => Err(e),
+                CreateFailure::Shim(e) => Err(e),
             };
         }
     };
-    let Created {
+    let CreatedContainer {
         pid,
         ended,
         stdout,
@@ -212,12 +212,12 @@ fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
         stdin,
         terminal,
     } = created;
-    let mut server = Server {
+    let mut server = ShimServer {
         signals,
-        init: Init::Child(pid),
-        stdout: Source::stdout(stdout)?,
-        stderr: stderr.map(Source::stderr).transpose()?,
-        stdin: Stdin::new(stdin, args.stdin_once),
+        init: ContainerInit::Child(pid),
+        stdout: OutputSource::stdout(stdout)?,
+        stderr: stderr.map(OutputSource::stderr).transpose()?,
+        stdin: ContainerStdin::new(stdin, args.stdin_once),
         terminal,
         log,
         clients,
@@ -242,28 +242,28 @@ fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
 
 /// Serves a container whose shim died.
 fn take_over(
-    args: &Args,
+    args: &ShimArgs,
     signals: SignalFd,
-    log: Log,
+    log: ContainerLog,
     pid: i32,
     start_time: u64,
 ) -> io::Result<()> {
     let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK;
-    let stdout = Source::stdout(open_fifo(file::STDOUT, flags)?)?;
-    let stderr = Source::stderr(open_fifo(file::STDERR, flags)?)?;
+    let stdout = OutputSource::stdout(open_fifo(file::STDOUT, flags)?)?;
+    let stderr = OutputSource::stderr(open_fifo(file::STDERR, flags)?)?;
     let init = foreign_init(pid, start_time);
-    let mut server = Server {
+    let mut server = ShimServer {
         signals,
-        init: Init::Child(0),
+        init: ContainerInit::Child(0),
         stdout,
         stderr: Some(stderr),
-        stdin: Stdin::default(),
+        stdin: ContainerStdin::default(),
         terminal: None,
         log,
-        clients: Clients::listen()?,
+        clients: ShimClients::listen()?,
     };
     if let Some(pidfd) = init {
-        server.init = Init::Foreign(pidfd);
+        server.init = ContainerInit::Foreign(pidfd);
         write_state(pid, start_time)?;
         answer(b"ok\n");
         server.run()?;
@@ -284,7 +284,7 @@ fn foreign_init(pid: i32, start_time: u64) -> Option<std::os::fd::OwnedFd> {
 }
 
 /// Saves the output and leaves the exit record, in this order; then the clients may know.
-fn finish(args: &Args, mut server: Server, end: Option<Ended>) -> io::Result<()> {
+fn finish(args: &ShimArgs, mut server: ShimServer, end: Option<InitExit>) -> io::Result<()> {
     let mut record = exit(args, end, true);
     crash::shim_point("shim.ended");
     server.drain();
@@ -297,13 +297,13 @@ fn finish(args: &Args, mut server: Server, end: Option<Ended>) -> io::Result<()>
 }
 
 /// Makes the record of an end that has just been seen. `end` `None`: its exit code is unknown.
-fn exit(args: &Args, end: Option<Ended>, created: bool) -> Exit {
+fn exit(args: &ShimArgs, end: Option<InitExit>, created: bool) -> ContainerExitRecord {
     let (wall, mono) = (clock::wall(), clock::mono());
-    let how = end.unwrap_or(Ended {
+    let how = end.unwrap_or(InitExit {
         code: 137,
         signal: 9,
     });
-    Exit {
+    ContainerExitRecord {
         v: record::VERSION,
         code: how.code,
         signal: how.signal,
@@ -337,7 +337,7 @@ fn oom_kills(dir: &Path) -> u64 {
 
 fn write_state(pid: i32, start_time: u64) -> io::Result<()> {
     let shim_pid = nix::unistd::getpid().as_raw();
-    let state = State {
+    let state = ContainerStateRecord {
         v: record::VERSION,
         pid,
         start_time,
@@ -354,7 +354,7 @@ fn write_state(pid: i32, start_time: u64) -> io::Result<()> {
     )
 }
 
-fn write_exit(exit: &Exit) -> io::Result<()> {
+fn write_exit(exit: &ContainerExitRecord) -> io::Result<()> {
     let text = exit.to_string();
     let written = files::write_atomic(Path::new(file::EXIT), text.as_bytes(), 0o600, false);
     written.or_else(|e| {
@@ -406,7 +406,7 @@ mod tests {
             c"--log-memory",
             c"/m",
         ];
-        let args = Args::parse(full.into_iter()).expect("good");
+        let args = ShimArgs::parse(full.into_iter()).expect("good");
         assert_eq!(
             (args.dir, args.tty, args.stdin, args.lock),
             (c"/d", true, false, 7)
@@ -415,7 +415,7 @@ mod tests {
             (args.create_ms, args.oom_score_adj, args.init),
             (5, Some(-9), None)
         );
-        let limit = Limit {
+        let limit = LogLimit {
             max_bytes: 100,
             max_files: 3,
         };
@@ -431,7 +431,7 @@ mod tests {
             c"/l",
         ];
         assert_eq!(
-            Args::parse(log_only.into_iter()).expect("good").init,
+            ShimArgs::parse(log_only.into_iter()).expect("good").init,
             Some((4, 9))
         );
         for (name, bad) in [
@@ -444,7 +444,7 @@ mod tests {
                 &[c"--dir", c"/d", c"--log", c"/l"],
             ),
         ] {
-            assert!(Args::parse(bad.iter().copied()).is_err(), "{name}");
+            assert!(ShimArgs::parse(bad.iter().copied()).is_err(), "{name}");
         }
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::file;
-use crate::api::Wall;
+use crate::api::WallTime;
 use crate::api::strict::from_json;
 
 /// Version of both records. Fields may be added without a new one; readers ignore what they do not know.
@@ -18,7 +18,7 @@ pub const MAX_RECORD_BYTES: u64 = 4096;
 
 /// Reason why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum RecordError {
+pub enum ShimRecordError {
     /// The record cannot be read.
     #[error("read {path}")]
     Io {
@@ -39,7 +39,7 @@ pub enum RecordError {
 
 /// A created container.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct State {
+pub struct ContainerStateRecord {
     /// [`VERSION`].
     pub v: u32,
     /// Pid of the container's init.
@@ -56,7 +56,7 @@ pub struct State {
     pub build: String,
 }
 
-impl fmt::Display for State {
+impl fmt::Display for ContainerStateRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -74,7 +74,7 @@ impl fmt::Display for State {
 
 /// An ended container.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Exit {
+pub struct ContainerExitRecord {
     /// [`VERSION`].
     pub v: u32,
     /// Exit code of init; 128 + signal if one ended it; 128 if it was never created.
@@ -99,7 +99,7 @@ pub struct Exit {
     pub build: String,
 }
 
-impl Exit {
+impl ContainerExitRecord {
     /// Returns true if want of memory ended the container: its cgroup counted a kill, of init or of a child, and init was
     /// not ended by a signal to stop.
     ///
@@ -111,12 +111,12 @@ impl Exit {
 
     /// Returns the time of the end, by the wall clock of that time.
     #[must_use]
-    pub const fn wall(&self) -> Wall {
-        Wall(self.wall_ns)
+    pub const fn wall(&self) -> WallTime {
+        WallTime(self.wall_ns)
     }
 }
 
-impl fmt::Display for Exit {
+impl fmt::Display for ContainerExitRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -137,32 +137,32 @@ impl fmt::Display for Exit {
 }
 
 /// Reads the state record in `dir`. `None` if there is none (yet).
-pub fn read_state(dir: &Path) -> Result<Option<State>, RecordError> {
-    read(&dir.join(file::STATE), |r: &State| r.v)
+pub fn read_state(dir: &Path) -> Result<Option<ContainerStateRecord>, ShimRecordError> {
+    read(&dir.join(file::STATE), |r: &ContainerStateRecord| r.v)
 }
 
 /// Reads the exit record in `dir`. `None` if there is none (yet).
-pub fn read_exit(dir: &Path) -> Result<Option<Exit>, RecordError> {
-    read(&dir.join(file::EXIT), |r: &Exit| r.v)
+pub fn read_exit(dir: &Path) -> Result<Option<ContainerExitRecord>, ShimRecordError> {
+    read(&dir.join(file::EXIT), |r: &ContainerExitRecord| r.v)
 }
 
 fn read<T: for<'de> Deserialize<'de>>(
     path: &Path,
     version: impl Fn(&T) -> u32,
-) -> Result<Option<T>, RecordError> {
+) -> Result<Option<T>, ShimRecordError> {
     let mut bytes = Vec::new();
     let result = File::open(path).and_then(|f| f.take(MAX_RECORD_BYTES).read_to_end(&mut bytes));
     match result {
         Ok(_) => {}
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => {
-            return Err(RecordError::Io {
+            return Err(ShimRecordError::Io {
                 path: path.into(),
                 source,
             });
         }
     }
-    let malformed = |why: String| RecordError::Malformed {
+    let malformed = |why: String| ShimRecordError::Malformed {
         path: path.into(),
         why,
     };
@@ -183,8 +183,8 @@ mod tests {
     const EXIT_1: &str = r#"{"v":1,"code":137,"signal":9,"created":true,"known":true,"oom_kills":2,"log_lost":0,"wall_ns":1700000000123456789,"boot_ms":9000,"boot_id":"b0a7","build":"0.1.0"}
 "#;
 
-    fn state() -> State {
-        State {
+    fn state() -> ContainerStateRecord {
+        ContainerStateRecord {
             v: 1,
             pid: 4711,
             start_time: 123_456,
@@ -195,8 +195,8 @@ mod tests {
         }
     }
 
-    fn exit() -> Exit {
-        Exit {
+    fn exit() -> ContainerExitRecord {
+        ContainerExitRecord {
             v: 1,
             code: 137,
             signal: 9,
@@ -216,10 +216,13 @@ mod tests {
         assert_eq!(state().to_string(), STATE_1);
         assert_eq!(exit().to_string(), EXIT_1);
         assert_eq!(
-            serde_json::from_str::<State>(STATE_1).expect("state"),
+            serde_json::from_str::<ContainerStateRecord>(STATE_1).expect("state"),
             state()
         );
-        assert_eq!(serde_json::from_str::<Exit>(EXIT_1).expect("exit"), exit());
+        assert_eq!(
+            serde_json::from_str::<ContainerExitRecord>(EXIT_1).expect("exit"),
+            exit()
+        );
     }
 
     #[test]
@@ -245,7 +248,7 @@ mod tests {
             std::fs::write(dir.join(file::STATE), text).expect("write");
             match read_state(&dir) {
                 Ok(Some(record)) => assert!(good && record == state(), "{name}"),
-                Err(RecordError::Malformed { .. }) => assert!(!good, "{name}"),
+                Err(ShimRecordError::Malformed { .. }) => assert!(!good, "{name}"),
                 other => panic!("{name}: {other:?}"),
             }
         }
@@ -268,7 +271,7 @@ mod tests {
             (143, 1, false),
             (130, 1, false),
         ] {
-            let exit = Exit {
+            let exit = ContainerExitRecord {
                 code,
                 oom_kills: kills,
                 ..exit()

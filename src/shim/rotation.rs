@@ -14,7 +14,7 @@ use nix::sys::stat::{Mode, SFlag, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::line::stamp;
-use crate::sys::{clock, dirents::Dirents, pages::Pages};
+use crate::sys::{clock, dirents::Dirents, pages::PageBuffer};
 
 /// Bytes of a directory that are read at once.
 const ENTRIES_BYTES: usize = 4096;
@@ -27,7 +27,7 @@ const MAX_NAME_BYTES: usize = 255;
 
 /// Limit of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit {
+pub struct LogLimit {
     /// A file is smaller than this, unless one record alone is larger.
     pub max_bytes: u64,
     /// Files, the live one included; at least 2.
@@ -37,7 +37,7 @@ pub struct Limit {
 /// Makes room among the rotated files, then renames the live file. A missing live file is success.
 ///
 /// Takes no memory that stays.
-pub(super) fn rotate(dir: &OwnedFd, live: &OsStr, limit: Limit) -> io::Result<()> {
+pub(super) fn rotate(dir: &OwnedFd, live: &OsStr, limit: LogLimit) -> io::Result<()> {
     let keep = usize::try_from(limit.max_files.saturating_sub(2)).unwrap_or(usize::MAX);
     for _ in 0..MAX_REMOVED {
         let (count, oldest) = rotated(dir, live)?;
@@ -58,12 +58,12 @@ pub(super) fn rotate(dir: &OwnedFd, live: &OsStr, limit: Limit) -> io::Result<()
 }
 
 /// A name on the stack.
-struct Name {
+struct RotatedName {
     bytes: [u8; MAX_NAME_BYTES],
     len: usize,
 }
 
-impl Name {
+impl RotatedName {
     const EMPTY: Self = Self {
         bytes: [0; MAX_NAME_BYTES],
         len: 0,
@@ -82,11 +82,11 @@ impl Name {
 }
 
 /// Counts the rotated files, and finds the oldest by its name. Only regular files count.
-fn rotated(dir: &OwnedFd, live: &OsStr) -> io::Result<(usize, Name)> {
+fn rotated(dir: &OwnedFd, live: &OsStr) -> io::Result<(usize, RotatedName)> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let listed = openat(dir, c".", flags, Mode::empty())?;
-    let mut names = Dirents::by(listed, Pages::map(ENTRIES_BYTES)?);
-    let (mut count, mut oldest) = (0, Name::EMPTY);
+    let mut names = Dirents::by(listed, PageBuffer::map(ENTRIES_BYTES)?);
+    let (mut count, mut oldest) = (0, RotatedName::EMPTY);
     while let Some(name) = names.next_name()? {
         let rest = name.as_bytes().strip_prefix(live.as_bytes());
         if !rest.is_some_and(|rest| rest.starts_with(b".")) {
@@ -108,8 +108,8 @@ fn rotated(dir: &OwnedFd, live: &OsStr) -> io::Result<(usize, Name)> {
 }
 
 /// `<N>.log.<YYYYMMDD-HHMMSS>.<nanoseconds>`: a container can fill many files in a second, and their names tell the order.
-fn rotated_name(live: &OsStr, stamp: &[u8]) -> Option<Name> {
-    let mut name = Name::EMPTY;
+fn rotated_name(live: &OsStr, stamp: &[u8]) -> Option<RotatedName> {
+    let mut name = RotatedName::EMPTY;
     name.push(live.as_bytes())?;
     for (before, part) in [
         (&b"."[..], 0..4),

@@ -8,12 +8,12 @@ use std::os::unix::process::ExitStatusExt;
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{read, write};
 
-use super::clients::{Clients, Request};
+use super::clients::{ShimClients, ShimRequest};
 use super::control::{MAX_CONNECTIONS, kind};
-use super::line::{Lines, MAX_TEXT_BYTES, stamp};
-use super::log::Log;
-use crate::api::Mono;
-use crate::sys::{child, clock, pages::Pages, start, tty};
+use super::line::{LineSplitter, MAX_TEXT_BYTES, stamp};
+use super::log::ContainerLog;
+use crate::api::MonoTime;
+use crate::sys::{child, clock, pages::PageBuffer, start, tty};
 
 /// Bytes that are read from a terminal at most after init has ended: more than its buffers hold.
 const TTY_DRAIN_BYTES: usize = 1024 * 1024;
@@ -23,14 +23,14 @@ const REOPEN_DOOR: Duration = Duration::from_secs(1);
 
 /// End of init: exit code (128 + signal) and signal, 0 if none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct InitExit {
     pub(crate) code: i32,
     pub(crate) signal: i32,
 }
 
 /// Init of the container, whose end the shim waits for.
 #[derive(Debug)]
-pub(crate) enum Init {
+pub(crate) enum ContainerInit {
     /// A child of the shim.
     Child(i32),
     /// A child of a shim that died.
@@ -39,16 +39,16 @@ pub(crate) enum Init {
 
 /// An output of the container.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct OutputSource {
     fd: OwnedFd,
-    lines: Lines<Pages>,
+    lines: LineSplitter<PageBuffer>,
     name: &'static str,
     kind: u8,
     /// Set once there is no more to read.
     over: bool,
 }
 
-impl Source {
+impl OutputSource {
     /// `fd` is non-blocking.
     pub(crate) fn stdout(fd: OwnedFd) -> io::Result<Self> {
         Self::new(fd, "stdout", kind::STDOUT)
@@ -62,7 +62,7 @@ impl Source {
     fn new(fd: OwnedFd, name: &'static str, kind: u8) -> io::Result<Self> {
         Ok(Self {
             fd,
-            lines: Lines::new(Pages::map(MAX_TEXT_BYTES)?),
+            lines: LineSplitter::new(PageBuffer::map(MAX_TEXT_BYTES)?),
             name,
             kind,
             over: false,
@@ -70,7 +70,7 @@ impl Source {
     }
 
     /// Reads once, passes the bytes on and gathers complete records. Returns how much was read; 0: nothing for now.
-    fn pump(&mut self, log: &mut Log, clients: &mut Clients) -> usize {
+    fn pump(&mut self, log: &mut ContainerLog, clients: &mut ShimClients) -> usize {
         let space = self.lines.space();
         let count = match read(&self.fd, space) {
             Ok(n) if n > 0 => n,
@@ -89,7 +89,7 @@ impl Source {
     }
 
     /// Reads only the output from before the end of init: other processes may hold the stream and write on.
-    fn drain(&mut self, log: &mut Log, clients: &mut Clients) {
+    fn drain(&mut self, log: &mut ContainerLog, clients: &mut ShimClients) {
         // That output is at most the capacity of the FIFO.
         let capacity = nix::fcntl::fcntl(&self.fd, nix::fcntl::FcntlArg::F_GETPIPE_SZ);
         let capacity = capacity.ok().and_then(|n| usize::try_from(n).ok());
@@ -109,7 +109,7 @@ impl Source {
 
 /// The container's standard input.
 #[derive(Debug, Default)]
-pub(crate) struct Stdin {
+pub(crate) struct ContainerStdin {
     target: Option<OwnedFd>,
     /// Ends with the first attached client.
     once: bool,
@@ -117,7 +117,7 @@ pub(crate) struct Stdin {
     closing: bool,
 }
 
-impl Stdin {
+impl ContainerStdin {
     /// Input goes to `target`, which is non-blocking.
     pub(crate) const fn new(target: Option<OwnedFd>, once: bool) -> Self {
         Self {
@@ -146,15 +146,15 @@ impl Terminal {
 
 /// Everything that a shim holds while its container lives.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct ShimServer {
     pub(crate) signals: SignalFd,
-    pub(crate) init: Init,
-    pub(crate) stdout: Source,
-    pub(crate) stderr: Option<Source>,
-    pub(crate) stdin: Stdin,
+    pub(crate) init: ContainerInit,
+    pub(crate) stdout: OutputSource,
+    pub(crate) stderr: Option<OutputSource>,
+    pub(crate) stdin: ContainerStdin,
     pub(crate) terminal: Option<Terminal>,
-    pub(crate) log: Log,
-    pub(crate) clients: Clients,
+    pub(crate) log: ContainerLog,
+    pub(crate) clients: ShimClients,
 }
 
 /// Places in the poll set.
@@ -166,13 +166,13 @@ const LISTENER: usize = 4;
 const INIT: usize = 5;
 const FIRST_CLIENT: usize = 6;
 
-impl Server {
+impl ShimServer {
     /// Serves until init has ended. `None`: its exit code is unknown, because it was no child of this shim.
-    pub(crate) fn run(&mut self) -> io::Result<Option<Ended>> {
+    pub(crate) fn run(&mut self) -> io::Result<Option<InitExit>> {
         // Buffers still hold memory that they no longer need.
         let mut dirty = true;
         // Until then no client can be accepted: the system is out of descriptors.
-        let mut closed_until: Option<Mono> = None;
+        let mut closed_until: Option<MonoTime> = None;
         loop {
             let mut fds = self.watched();
             let closed_ms = closed_until.map_or(0, |until| until.since_ms(clock::mono()));
@@ -223,7 +223,7 @@ impl Server {
 
     /// Milliseconds until the log has to be saved; 0: nothing waits.
     fn save_if_due(&mut self) -> u64 {
-        let left = |log: &Log| log.due().map(|due| due.since_ms(clock::mono()));
+        let left = |log: &ContainerLog| log.due().map(|due| due.since_ms(clock::mono()));
         if left(&self.log) == Some(0) {
             self.log.save(false);
         }
@@ -257,7 +257,7 @@ impl Server {
         if let (true, Some(target)) = (self.clients.has_input(), &self.stdin.target) {
             fds[STDIN] = entry(target.as_raw_fd(), libc::POLLOUT);
         }
-        if let Init::Foreign(pidfd) = &self.init {
+        if let ContainerInit::Foreign(pidfd) = &self.init {
             fds[INIT].fd = pidfd.as_raw_fd();
         }
         for (place, fd) in fds[FIRST_CLIENT..].iter_mut().zip(self.clients.watched()) {
@@ -283,11 +283,11 @@ impl Server {
             return;
         };
         match request {
-            Request::Reopen => match self.log.reopen() {
+            ShimRequest::Reopen => match self.log.reopen() {
                 Ok(()) => self.clients.reply(index, Ok(())),
                 Err(e) => self.clients.reply(index, Err(&e.to_string())),
             },
-            Request::Resize { width, height } => {
+            ShimRequest::Resize { width, height } => {
                 let result = match &self.terminal {
                     Some(terminal) => {
                         let master = terminal.master.as_fd();
@@ -297,7 +297,7 @@ impl Server {
                 };
                 self.clients.reply(index, result);
             }
-            Request::CloseStdin => {
+            ShimRequest::CloseStdin => {
                 self.stdin.closing = true;
                 self.clients.reply(index, Ok(()));
             }
@@ -329,7 +329,7 @@ impl Server {
     }
 
     /// Reaps every child that has ended: init, and orphans of other processes in the host's pid namespace.
-    fn reap(&mut self) -> io::Result<Option<Ended>> {
+    fn reap(&mut self) -> io::Result<Option<InitExit>> {
         while let Some(signal) = self.signals.read_signal()? {
             // The machine goes down.
             if i32::try_from(signal.ssi_signo) == Ok(libc::SIGTERM) {
@@ -338,7 +338,7 @@ impl Server {
         }
         let mut ended = None;
         while let Some((pid, how)) = reap_one() {
-            if matches!(self.init, Init::Child(init) if init == pid) {
+            if matches!(self.init, ContainerInit::Child(init) if init == pid) {
                 ended = Some(how);
             }
         }
@@ -347,9 +347,9 @@ impl Server {
 }
 
 /// Reaps one child, if one has ended.
-pub(crate) fn reap_one() -> Option<(i32, Ended)> {
+pub(crate) fn reap_one() -> Option<(i32, InitExit)> {
     let (pid, status) = start::reap()?;
-    let ended = Ended {
+    let ended = InitExit {
         code: child::exit_code(status),
         signal: status.signal().unwrap_or(0),
     };

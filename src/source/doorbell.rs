@@ -14,21 +14,21 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDe
 
 /// Watches one path, be it a directory, a file, or missing.
 #[derive(Debug)]
-pub struct Doorbell {
+pub struct ManifestDoorbell {
     path: PathBuf,
     /// inotify instance and its watch; `None` if the watch has to be laid anew.
-    armed: Option<Armed>,
+    armed: Option<ArmedWatch>,
 }
 
 #[derive(Debug)]
-struct Armed {
+struct ArmedWatch {
     inotify: Async<Inotify>,
     watch: WatchDescriptor,
     /// Set if the watched directory is the path itself, not its parent.
     is_path: bool,
 }
 
-impl Doorbell {
+impl ManifestDoorbell {
     /// Makes a doorbell that is not armed yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
@@ -66,7 +66,7 @@ impl Doorbell {
             | AddWatchFlags::IN_MOVE_SELF
             | AddWatchFlags::IN_ONLYDIR;
         let watch = inotify.add_watch(dir, events)?;
-        self.armed = Some(Armed {
+        self.armed = Some(ArmedWatch {
             inotify: Async::new(inotify)?,
             watch,
             is_path,
@@ -103,7 +103,7 @@ impl Doorbell {
         }
     }
 
-    fn matters(&self, armed: &Armed, event: &InotifyEvent) -> bool {
+    fn matters(&self, armed: &ArmedWatch, event: &InotifyEvent) -> bool {
         let Some(name) = &event.name else {
             // An overflow, or the directory itself.
             return event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) || ends_watch(armed, event);
@@ -119,7 +119,7 @@ impl Doorbell {
     }
 }
 
-fn ends_watch(armed: &Armed, event: &InotifyEvent) -> bool {
+fn ends_watch(armed: &ArmedWatch, event: &InotifyEvent) -> bool {
     let end = AddWatchFlags::IN_IGNORED
         | AddWatchFlags::IN_DELETE_SELF
         | AddWatchFlags::IN_MOVE_SELF

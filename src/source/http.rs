@@ -10,7 +10,7 @@ use ureq::{Agent, Body};
 
 use crate::api::link::LinkClass;
 use crate::config::decode::MAX_DOCUMENT_BYTES;
-use crate::net::tls::{self, Pem, Roots};
+use crate::net::tls::{self, PemSource, ServerRoots};
 use crate::net::{ProxyVariables, Url, client};
 use crate::sys::clock;
 
@@ -25,7 +25,7 @@ const BUFFER_BYTES: usize = 16 * 1024;
 
 /// Address of the document, and the way to ask its server.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct DocumentLocation {
     /// URL of the document.
     pub url: Url,
     /// Headers that are sent to the URL's server, but to no other one that it redirects to.
@@ -40,7 +40,7 @@ pub struct Place {
 
 /// Tags by which a server names the state of a document: asked with them, it need not send the same again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Tags {
+pub(crate) struct DocumentTags {
     /// `ETag`, quotes included.
     #[serde(default)]
     pub(crate) etag: String,
@@ -50,11 +50,11 @@ pub(crate) struct Tags {
 }
 
 /// A server's answer.
-pub(crate) enum Answer {
+pub(crate) enum DocumentAnswer {
     /// The document is unchanged.
     Same,
     /// The whole document, and its state.
-    Body(Vec<u8>, Tags),
+    Body(Vec<u8>, DocumentTags),
 }
 
 /// Reason why there is no document: a fault of the server, of the link or of this machine.
@@ -82,13 +82,13 @@ pub(crate) enum HttpError {
 
 /// Client for a document. Connections, and TLS sessions of the server, are kept until a request fails.
 #[derive(Debug)]
-pub(crate) struct Client {
-    place: Place,
+pub(crate) struct DocumentClient {
+    place: DocumentLocation,
     agent: Option<Agent>,
 }
 
-impl Client {
-    pub(crate) const fn new(place: Place) -> Self {
+impl DocumentClient {
+    pub(crate) const fn new(place: DocumentLocation) -> Self {
         Self { place, agent: None }
     }
 
@@ -97,7 +97,7 @@ impl Client {
     }
 
     /// Asks for the document, unless it is unchanged. Blocks for [`WHOLE_TIMEOUT`] at most.
-    pub(crate) fn get(&mut self, tags: &Tags) -> Result<Answer, HttpError> {
+    pub(crate) fn get(&mut self, tags: &DocumentTags) -> Result<DocumentAnswer, HttpError> {
         let answer = self.try_get(tags);
         if answer.is_err() {
             // Has the files of CAs read anew.
@@ -106,7 +106,7 @@ impl Client {
         answer
     }
 
-    fn try_get(&mut self, tags: &Tags) -> Result<Answer, HttpError> {
+    fn try_get(&mut self, tags: &DocumentTags) -> Result<DocumentAnswer, HttpError> {
         let known = [
             ("if-none-match", &*tags.etag),
             ("if-modified-since", &*tags.modified),
@@ -115,10 +115,10 @@ impl Client {
         let answer = self.open(&url, &known, self.place.time)?;
         match answer.status().as_u16() {
             200 => {}
-            304 if *tags != Tags::default() => return Ok(Answer::Same),
+            304 if *tags != DocumentTags::default() => return Ok(DocumentAnswer::Same),
             other => return Err(HttpError::Status(other)),
         }
-        let tags = Tags {
+        let tags = DocumentTags {
             etag: text(&answer, "etag"),
             modified: text(&answer, "last-modified"),
         };
@@ -132,7 +132,7 @@ impl Client {
         if bytes.len() >= MAX_DOCUMENT_BYTES {
             return Err(HttpError::TooLarge);
         }
-        Ok(Answer::Body(bytes, tags))
+        Ok(DocumentAnswer::Body(bytes, tags))
     }
 
     /// Asks for `url` with these headers, empty ones left out, and follows redirects. The whole answer, with its body,
@@ -220,7 +220,7 @@ pub(crate) fn body(answer: Response<Body>) -> impl io::Read {
     body.limit(u64::MAX).reader()
 }
 
-fn new_agent(place: &Place, url: &Url) -> Result<Agent, HttpError> {
+fn new_agent(place: &DocumentLocation, url: &Url) -> Result<Agent, HttpError> {
     let proxy = place.proxies.tunnel_for(url);
     let config = client::config()
         .input_buffer_size(BUFFER_BYTES)
@@ -228,8 +228,8 @@ fn new_agent(place: &Place, url: &Url) -> Result<Agent, HttpError> {
         .max_idle_connections(1)
         .proxy(proxy.map_err(|why| HttpError::Local(why.into()))?);
     let roots = match &place.ca {
-        Some(ca) => Roots::Only(Pem::File(ca)),
-        None => Roots::SystemAnd(None),
+        Some(ca) => ServerRoots::Only(PemSource::File(ca)),
+        None => ServerRoots::SystemAnd(None),
     };
     let tls = url.https.then(|| tls::config(roots, None)).transpose();
     let tls = tls.map_err(|e| HttpError::Local(crate::error::chain(&e)))?;

@@ -9,9 +9,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{KeyRule, MAX_ENTRIES, PodRule, Rules};
-use crate::api::config_map::Bytes;
-use crate::api::received::{Delivered, Invalid, ReceivedPod};
-use crate::api::{ConfigMap, ObjectMeta, Secret, Wall};
+use crate::api::config_map::Base64Bytes;
+use crate::api::received::{InvalidObject, ReceivedPod, SnapshotEntry};
+use crate::api::{ConfigMap, ObjectMeta, Secret, WallTime};
 use crate::config::decode::{self, DecodeError, MAX_DOCUMENT_BYTES};
 
 /// Nanoseconds within which a change may not show in a file's times: the kernel stamps files with the time of its last
@@ -20,7 +20,7 @@ const TIME_GRAIN_NS: u64 = 20_000_000;
 
 /// State of a file: tells one version from another without reading it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(super) struct ManifestFileStamp {
     device: u64,
     inode: u64,
     size: u64,
@@ -28,7 +28,7 @@ pub(super) struct Stamp {
     changed_ns: i64,
 }
 
-impl Stamp {
+impl ManifestFileStamp {
     pub(super) fn of(metadata: &Metadata) -> Self {
         let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
         Self {
@@ -41,14 +41,14 @@ impl Stamp {
     }
 
     /// Returns true if the file could change once more at `now` without the stamp showing it.
-    pub(super) fn is_fresh(&self, now: Wall) -> bool {
+    pub(super) fn is_fresh(&self, now: WallTime) -> bool {
         now.0.abs_diff(self.changed_ns) < TIME_GRAIN_NS
     }
 }
 
 /// Object of a manifest.
 #[derive(Debug)]
-pub(super) enum Object {
+pub(super) enum ManifestObject {
     Pod(Box<ReceivedPod>),
     ConfigMap(Arc<ConfigMap>),
     Secret(Arc<Secret>),
@@ -57,7 +57,7 @@ pub(super) enum Object {
 /// An object, and the oddities of its file.
 #[derive(Debug)]
 pub(super) struct Manifest {
-    pub(super) object: Object,
+    pub(super) object: ManifestObject,
     pub(super) notes: Vec<String>,
 }
 
@@ -81,7 +81,7 @@ pub(super) enum ManifestError {
     Text(#[from] DecodeError),
     /// An object that is not valid.
     #[error(transparent)]
-    Invalid(#[from] Invalid),
+    Invalid(#[from] InvalidObject),
     /// The object does not say what it is.
     #[error("apiVersion and kind are required")]
     Untyped,
@@ -110,16 +110,16 @@ pub(super) fn read(
     path: &Path,
     node: &str,
     rules: &Rules,
-) -> Option<(Stamp, Result<Manifest, ManifestError>)> {
+) -> Option<(ManifestFileStamp, Result<Manifest, ManifestError>)> {
     let (stamp, bytes) = match bytes(path) {
         Ok(read) => read,
         // A link to nowhere exists; a file that was removed between listing and reading does not.
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             return fs::symlink_metadata(path)
                 .is_ok()
-                .then(|| (Stamp::default(), Err(ManifestError::Link)));
+                .then(|| (ManifestFileStamp::default(), Err(ManifestError::Link)));
         }
-        Err(e) => return Some((Stamp::default(), Err(ManifestError::Read(e)))),
+        Err(e) => return Some((ManifestFileStamp::default(), Err(ManifestError::Read(e)))),
     };
     let manifest = bytes.and_then(|bytes| decode(&bytes, path, stamp, node, rules));
     Some((stamp, manifest))
@@ -153,14 +153,14 @@ impl ManifestError {
 }
 
 /// Reads a regular file, at most as many bytes as show that it is too large.
-fn bytes(path: &Path) -> io::Result<(Stamp, Result<Vec<u8>, ManifestError>)> {
+fn bytes(path: &Path) -> io::Result<(ManifestFileStamp, Result<Vec<u8>, ManifestError>)> {
     // O_NONBLOCK: opening a FIFO or a device must not wait for its other end.
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
         .open(path)?;
     let metadata = file.metadata()?;
-    let stamp = Stamp::of(&metadata);
+    let stamp = ManifestFileStamp::of(&metadata);
     if metadata.is_dir() {
         return Ok((stamp, Err(ManifestError::Directory)));
     }
@@ -176,7 +176,7 @@ fn bytes(path: &Path) -> io::Result<(Stamp, Result<Vec<u8>, ManifestError>)> {
 fn decode(
     bytes: &[u8],
     path: &Path,
-    stamp: Stamp,
+    stamp: ManifestFileStamp,
     node: &str,
     rules: &Rules,
 ) -> Result<Manifest, ManifestError> {
@@ -191,21 +191,21 @@ fn decode(
 fn object(
     value: Value,
     path: &Path,
-    stamp: Stamp,
+    stamp: ManifestFileStamp,
     node: &str,
     rules: &Rules,
-) -> Result<Object, ManifestError> {
+) -> Result<ManifestObject, ManifestError> {
     let (version, kind) = kind_of(&value);
     Ok(match (&*version, &*kind) {
         ("v1", "Pod") => {
             let file = path.to_string_lossy();
-            Object::Pod((rules.pod)(value, node, &file)?)
+            ManifestObject::Pod((rules.pod)(value, node, &file)?)
         }
         ("v1", "ConfigMap") => {
             let mut object: ConfigMap = decode::typed(&value)?;
             complete(&mut object.metadata, stamp);
             (rules.config_map)(&object)?;
-            Object::ConfigMap(Arc::new(object))
+            ManifestObject::ConfigMap(Arc::new(object))
         }
         ("v1", "Secret") => {
             let mut object: Secret = decode::typed(&value)?;
@@ -214,10 +214,10 @@ fn object(
                 object.kind.push_str("Opaque");
             }
             for (key, text) in core::mem::take(&mut object.string_data) {
-                object.data.insert(key, Bytes(text.into_bytes()));
+                object.data.insert(key, Base64Bytes(text.into_bytes()));
             }
             (rules.secret)(&object)?;
-            Object::Secret(Arc::new(object))
+            ManifestObject::Secret(Arc::new(object))
         }
         ("", _) | (_, "") => return Err(ManifestError::Untyped),
         (_, kind) if kind.ends_with("List") => {
@@ -236,14 +236,14 @@ pub(super) fn pods(
     node: &str,
     url: &str,
     (rule, keys): (PodRule, KeyRule),
-) -> Result<(Vec<Delivered>, Vec<String>), ManifestError> {
+) -> Result<(Vec<SnapshotEntry>, Vec<String>), ManifestError> {
     let (mut value, mut notes) = document(bytes)?;
     let (version, kind) = kind_of(&value);
     let items = match (&*version, &*kind) {
         ("v1", "Pod") => {
             notes.extend(keys(&value));
             return match rule(value, node, url) {
-                Ok(pod) => Ok((vec![Delivered::Read(pod)], notes)),
+                Ok(pod) => Ok((vec![SnapshotEntry::Read(pod)], notes)),
                 Err(why) => Err(ManifestError::from(why).with(&notes)),
             };
         }
@@ -272,7 +272,7 @@ pub(super) fn pods(
         notes.extend(numbered.take(room));
         match (&*version, &*own) {
             ("v1", "Pod") => match rule(item, node, url) {
-                Ok(pod) => Ok(Delivered::Read(pod)),
+                Ok(pod) => Ok(SnapshotEntry::Read(pod)),
                 Err(why) => Err(ManifestError::from(why).with(&odd)),
             },
             ("", _) | (_, "") => Err(ManifestError::Untyped),
@@ -288,7 +288,7 @@ pub(super) fn pods(
 
 /// Reads a document, and its oddities.
 fn document(bytes: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
-    let decode::Document { value, duplicates } = decode::parse(bytes)?;
+    let decode::DecodedDocument { value, duplicates } = decode::parse(bytes)?;
     let notes = duplicates
         .into_iter()
         .map(|field| format!("field {field} occurs twice, the last one counts"));
@@ -302,12 +302,12 @@ fn kind_of(value: &Value) -> (String, String) {
 }
 
 /// Fills in the fields that an apiserver would.
-fn complete(metadata: &mut ObjectMeta, stamp: Stamp) {
+fn complete(metadata: &mut ObjectMeta, stamp: ManifestFileStamp) {
     if metadata.namespace.is_empty() {
         metadata.namespace.push_str("default");
     }
     if metadata.creation_timestamp.is_none() {
-        metadata.creation_timestamp = Some(Wall(stamp.modified_ns).truncated());
+        metadata.creation_timestamp = Some(WallTime(stamp.modified_ns).truncated());
     }
 }
 
@@ -318,11 +318,11 @@ mod tests {
     #[test]
     fn fresh_files() {
         let fresh = |changed_ns, now| {
-            let stamp = Stamp {
+            let stamp = ManifestFileStamp {
                 changed_ns,
-                ..Stamp::default()
+                ..ManifestFileStamp::default()
             };
-            stamp.is_fresh(Wall(now))
+            stamp.is_fresh(WallTime(now))
         };
         assert!(fresh(100, 100) && fresh(100, 90) && fresh(90, 100));
         assert!(!fresh(0, 20_000_000) && !fresh(20_000_000, 0));

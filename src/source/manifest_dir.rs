@@ -8,9 +8,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-use super::manifest::{self, Manifest, Object, Stamp};
-use super::{ObjectKey, Problem, Reading, Rules, Snapshot, Trigger};
-use crate::api::received::{Delivered, ReceivedPod};
+use super::manifest::{self, Manifest, ManifestFileStamp, ManifestObject};
+use super::{ObjectKey, Rules, SourceProblem, SourceReading, SourceSnapshot, Trigger};
+use crate::api::received::{ReceivedPod, SnapshotEntry};
 use crate::api::{ConfigMap, ObjectMeta, PodUid, Secret};
 use crate::sys::clock;
 
@@ -33,7 +33,7 @@ pub struct ManifestDir {
     path: PathBuf,
     node: String,
     rules: Rules,
-    files: BTreeMap<OsString, Known>,
+    files: BTreeMap<OsString, KnownManifestFile>,
     started: bool,
     recheck: bool,
     /// Last failure that was reported, so that it is reported once.
@@ -42,21 +42,21 @@ pub struct ManifestDir {
 
 /// Memory of one file.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownManifestFile {
     /// State of the file that `held` comes from; `None` if it must be read again.
-    good: Option<Stamp>,
-    held: Held,
+    good: Option<ManifestFileStamp>,
+    held: HeldObject,
     notes: Vec<String>,
     notes_reported: bool,
     /// Reason why the file's last change does not count: the object it holds is immutable.
     refused: Option<String>,
     /// Last message about another file hiding this one, or about a change that does not count.
     unused_reported: Option<String>,
-    bad: Option<Bad>,
+    bad: Option<UnusableFile>,
 }
 
 #[derive(Debug, Default)]
-enum Held {
+enum HeldObject {
     #[default]
     Nothing,
     Pod {
@@ -69,7 +69,7 @@ enum Held {
     Secret(Arc<Secret>),
 }
 
-impl Held {
+impl HeldObject {
     const fn is_object(&self) -> bool {
         matches!(self, Self::ConfigMap(_) | Self::Secret(_))
     }
@@ -86,9 +86,9 @@ impl Held {
     }
 
     /// Finds the field in which `new` differs from this object although this object is immutable.
-    fn forbids(&self, new: &Object) -> Option<&'static str> {
+    fn forbids(&self, new: &ManifestObject) -> Option<&'static str> {
         match (self, new) {
-            (Self::ConfigMap(old), Object::ConfigMap(new))
+            (Self::ConfigMap(old), ManifestObject::ConfigMap(new))
                 if old.immutable == Some(true) && same(&old.metadata, &new.metadata) =>
             {
                 let text = (old.data != new.data).then_some("data");
@@ -96,7 +96,7 @@ impl Held {
                 let open = (new.immutable != Some(true)).then_some("immutable");
                 open.or(text).or(binary)
             }
-            (Self::Secret(old), Object::Secret(new))
+            (Self::Secret(old), ManifestObject::Secret(new))
                 if old.immutable == Some(true) && same(&old.metadata, &new.metadata) =>
             {
                 let open = (new.immutable != Some(true)).then_some("immutable");
@@ -115,9 +115,9 @@ fn same(a: &ObjectMeta, b: &ObjectMeta) -> bool {
 
 /// Reason why a file is unusable.
 #[derive(Debug)]
-struct Bad {
+struct UnusableFile {
     /// State of the file when it was found bad.
-    stamp: Stamp,
+    stamp: ManifestFileStamp,
     /// Set if the file could have changed once more without its state showing it.
     fresh: bool,
     message: String,
@@ -126,7 +126,7 @@ struct Bad {
     reported: bool,
 }
 
-enum Listing {
+enum ManifestListing {
     Missing,
     File,
     Directory(BTreeSet<OsString>),
@@ -134,7 +134,7 @@ enum Listing {
 
 /// A read in the making.
 #[derive(Default)]
-struct Round {
+struct ReadRound {
     changed: bool,
     objects_changed: bool,
     /// Pods that were read this time, by file.
@@ -175,25 +175,25 @@ impl ManifestDir {
     }
 
     /// Reads the source.
-    pub fn read(&mut self, trigger: Trigger) -> Reading {
+    pub fn read(&mut self, trigger: Trigger) -> SourceReading {
         let single;
         let names = match list(&self.path, MAX_ENTRIES) {
-            Ok(Listing::Missing) => {
+            Ok(ManifestListing::Missing) => {
                 single = false;
                 BTreeSet::new()
             }
-            Ok(Listing::Directory(names)) => {
+            Ok(ManifestListing::Directory(names)) => {
                 single = false;
                 names
             }
-            Ok(Listing::File) => {
+            Ok(ManifestListing::File) => {
                 single = true;
                 // The file has an empty name here: joining it to the path would add a slash.
                 BTreeSet::from([OsString::new()])
             }
             Err(e) => return self.fail(format!("cannot be read: {e}")),
         };
-        let mut round = Round::default();
+        let mut round = ReadRound::default();
         self.recheck = false;
         self.drop_absent(&names, &mut round);
         for name in &names {
@@ -206,24 +206,24 @@ impl ManifestDir {
                 .and_then(|known| known.bad.as_ref())
         {
             if !bad.confirmed {
-                return Reading::Unchanged;
+                return SourceReading::Unchanged;
             }
             let message = bad.message.clone();
             return self.fail(message);
         }
         self.failure = None;
         if self.started && !round.changed {
-            return Reading::Unchanged;
+            return SourceReading::Unchanged;
         }
         self.started = true;
         self.reread_hidden(&mut round);
-        Reading::Snapshot(self.snapshot(round))
+        SourceReading::Snapshot(self.snapshot(round))
     }
 
-    fn fail(&mut self, message: String) -> Reading {
+    fn fail(&mut self, message: String) -> SourceReading {
         let new = self.failure.as_ref() != Some(&message);
         self.failure = Some(message.clone());
-        Reading::Failed(Problem {
+        SourceReading::Failed(SourceProblem {
             path: self.path.clone(),
             message,
             fatal: true,
@@ -239,7 +239,7 @@ impl ManifestDir {
         }
     }
 
-    fn drop_absent(&mut self, names: &BTreeSet<OsString>, round: &mut Round) {
+    fn drop_absent(&mut self, names: &BTreeSet<OsString>, round: &mut ReadRound) {
         self.files.retain(|name, known| {
             let present = names.contains(name);
             if !present {
@@ -251,11 +251,11 @@ impl ManifestDir {
     }
 
     /// Looks at one file and reads it if it moved.
-    fn refresh(&mut self, name: &OsString, trigger: Trigger, round: &mut Round) {
+    fn refresh(&mut self, name: &OsString, trigger: Trigger, round: &mut ReadRound) {
         let path = self.file(name);
         // A file that cannot be looked at has the empty state, as in `manifest::read`.
         let stamp = fs::metadata(&path)
-            .map(|m| Stamp::of(&m))
+            .map(|m| ManifestFileStamp::of(&m))
             .unwrap_or_default();
         let known = self.files.entry(name.clone()).or_default();
         if known.good == Some(stamp) {
@@ -263,7 +263,7 @@ impl ManifestDir {
             round.changed |= known.bad.take().is_some_and(|bad| bad.reported);
             return;
         }
-        let settled = |bad: &&mut Bad| bad.stamp == stamp && !bad.fresh;
+        let settled = |bad: &&mut UnusableFile| bad.stamp == stamp && !bad.fresh;
         if let Some(bad) = known.bad.as_mut().filter(settled) {
             round.changed |= !bad.confirmed;
             bad.confirmed = true;
@@ -289,7 +289,7 @@ impl ManifestDir {
                     let again = !fresh && old.as_ref().is_some_and(|old| old.stamp == stamp);
                     let confirmed = again || !self.started;
                     round.changed |= confirmed;
-                    known.bad = Some(Bad {
+                    known.bad = Some(UnusableFile {
                         stamp,
                         fresh,
                         confirmed,
@@ -304,11 +304,11 @@ impl ManifestDir {
     }
 
     /// Reads hidden pods again, for the one that hid them may be gone.
-    fn reread_hidden(&mut self, round: &mut Round) {
+    fn reread_hidden(&mut self, round: &mut ReadRound) {
         let hidden: Vec<OsString> = self
             .files
             .iter()
-            .filter(|(_, known)| matches!(known.held, Held::Hidden(_)))
+            .filter(|(_, known)| matches!(known.held, HeldObject::Hidden(_)))
             .map(|(name, _)| name.clone())
             .collect();
         for name in hidden {
@@ -323,27 +323,27 @@ impl ManifestDir {
         }
     }
 
-    fn snapshot(&mut self, mut round: Round) -> Snapshot {
+    fn snapshot(&mut self, mut round: ReadRound) -> SourceSnapshot {
         self.hide_doubles(&mut round);
-        let mut snapshot = Snapshot {
+        let mut snapshot = SourceSnapshot {
             objects_changed: round.objects_changed,
-            ..Snapshot::default()
+            ..SourceSnapshot::default()
         };
         for (name, known) in &mut self.files {
             match &known.held {
-                Held::Nothing | Held::Hidden(_) => {}
-                Held::Pod { uid, .. } => snapshot.pods.push(match round.read.remove(name) {
-                    Some(received) => Delivered::Read(received),
-                    None => Delivered::Known(uid.clone()),
+                HeldObject::Nothing | HeldObject::Hidden(_) => {}
+                HeldObject::Pod { uid, .. } => snapshot.pods.push(match round.read.remove(name) {
+                    Some(received) => SnapshotEntry::Read(received),
+                    None => SnapshotEntry::Known(uid.clone()),
                 }),
-                Held::ConfigMap(object) => {
+                HeldObject::ConfigMap(object) => {
                     let key = (
                         object.metadata.namespace.clone(),
                         object.metadata.name.clone(),
                     );
                     snapshot.config_maps.insert(key, object.clone());
                 }
-                Held::Secret(object) => {
+                HeldObject::Secret(object) => {
                     let key = (
                         object.metadata.namespace.clone(),
                         object.metadata.name.clone(),
@@ -363,7 +363,7 @@ impl ManifestDir {
 
     /// Hides doubles: of pods with one name or one uid only the last stays (SRC-19), and of objects of one kind with
     /// one name.
-    fn hide_doubles(&mut self, round: &mut Round) {
+    fn hide_doubles(&mut self, round: &mut ReadRound) {
         let mut keys = BTreeMap::new();
         let mut uids = BTreeMap::new();
         for (name, known) in self.files.iter_mut().rev() {
@@ -371,8 +371,11 @@ impl ManifestDir {
                 continue;
             };
             let uid = match &known.held {
-                Held::Pod { uid, .. } => Some(uid),
-                Held::Nothing | Held::Hidden(_) | Held::ConfigMap(_) | Held::Secret(_) => None,
+                HeldObject::Pod { uid, .. } => Some(uid),
+                HeldObject::Nothing
+                | HeldObject::Hidden(_)
+                | HeldObject::ConfigMap(_)
+                | HeldObject::Secret(_) => None,
             };
             let message = if let Some(other) = keys.get(&key) {
                 let (kind, (namespace, object)) = key;
@@ -387,19 +390,19 @@ impl ManifestDir {
                 continue;
             };
             round.read.remove(name);
-            known.held = Held::Hidden(message);
+            known.held = HeldObject::Hidden(message);
         }
     }
 }
 
-impl Known {
+impl KnownManifestFile {
     /// Takes the present object of the file.
     fn take(
         &mut self,
         manifest: Manifest,
-        stamp: Option<Stamp>,
+        stamp: Option<ManifestFileStamp>,
         name: &OsString,
-        round: &mut Round,
+        round: &mut ReadRound,
     ) {
         self.refused = self.held.forbids(&manifest.object).map(|field| {
             format!(
@@ -415,17 +418,17 @@ impl Known {
         round.objects_changed |= self.held.is_object();
         round.read.remove(name);
         self.held = match manifest.object {
-            Object::Pod(received) => {
+            ManifestObject::Pod(received) => {
                 let metadata = &received.pod.metadata;
-                let held = Held::Pod {
+                let held = HeldObject::Pod {
                     uid: metadata.uid.clone(),
                     key: (metadata.namespace.clone(), metadata.name.clone()),
                 };
                 round.read.insert(name.clone(), received);
                 held
             }
-            Object::ConfigMap(object) => Held::ConfigMap(object),
-            Object::Secret(object) => Held::Secret(object),
+            ManifestObject::ConfigMap(object) => HeldObject::ConfigMap(object),
+            ManifestObject::Secret(object) => HeldObject::Secret(object),
         };
         round.objects_changed |= self.held.is_object();
         if self.notes != manifest.notes {
@@ -435,21 +438,21 @@ impl Known {
     }
 
     /// Drops the object that a bad file held, if it is time to.
-    fn let_go(&mut self, trigger: Trigger, round: &mut Round) {
+    fn let_go(&mut self, trigger: Trigger, round: &mut ReadRound) {
         let sure = self.bad.as_ref().is_some_and(|bad| bad.confirmed);
-        if sure && trigger == Trigger::Poll && !matches!(self.held, Held::Nothing) {
+        if sure && trigger == Trigger::Poll && !matches!(self.held, HeldObject::Nothing) {
             round.changed = true;
             round.objects_changed |= self.held.is_object();
-            self.held = Held::Nothing;
+            self.held = HeldObject::Nothing;
             self.good = None;
             self.refused = None;
             self.notes.clear();
         }
     }
 
-    fn problems(&mut self, path: &Path, problems: &mut Vec<Problem>) {
+    fn problems(&mut self, path: &Path, problems: &mut Vec<SourceProblem>) {
         if let Some(bad) = self.bad.as_mut().filter(|bad| bad.confirmed) {
-            problems.push(Problem {
+            problems.push(SourceProblem {
                 path: path.into(),
                 message: bad.message.clone(),
                 fatal: true,
@@ -458,12 +461,15 @@ impl Known {
             return;
         }
         let hidden = match &self.held {
-            Held::Hidden(message) => Some(message),
-            Held::Nothing | Held::Pod { .. } | Held::ConfigMap(_) | Held::Secret(_) => None,
+            HeldObject::Hidden(message) => Some(message),
+            HeldObject::Nothing
+            | HeldObject::Pod { .. }
+            | HeldObject::ConfigMap(_)
+            | HeldObject::Secret(_) => None,
         };
         if let Some(message) = hidden.or(self.refused.as_ref()) {
             let said = self.unused_reported.replace(message.clone());
-            problems.push(Problem {
+            problems.push(SourceProblem {
                 path: path.into(),
                 message: message.clone(),
                 fatal: true,
@@ -473,7 +479,7 @@ impl Known {
             self.unused_reported = None;
         }
         let new = !core::mem::replace(&mut self.notes_reported, true);
-        problems.extend(self.notes.iter().map(|message| Problem {
+        problems.extend(self.notes.iter().map(|message| SourceProblem {
             path: path.into(),
             message: message.clone(),
             fatal: false,
@@ -482,11 +488,11 @@ impl Known {
     }
 }
 
-fn list(path: &Path, most: usize) -> io::Result<Listing> {
+fn list(path: &Path, most: usize) -> io::Result<ManifestListing> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Listing::Missing),
-        Err(e) if e.kind() == io::ErrorKind::NotADirectory => return Ok(Listing::File),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(ManifestListing::Missing),
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => return Ok(ManifestListing::File),
         Err(e) => return Err(e),
     };
     let mut names = BTreeSet::new();
@@ -500,7 +506,7 @@ fn list(path: &Path, most: usize) -> io::Result<Listing> {
             return Err(io::Error::other(format!("has more than {most} entries")));
         }
     }
-    Ok(Listing::Directory(names))
+    Ok(ManifestListing::Directory(names))
 }
 
 #[cfg(test)]
@@ -514,7 +520,7 @@ mod tests {
         for name in ["a", "b", ".c"] {
             fs::write(dir.join(name), "").expect("write");
         }
-        assert!(matches!(list(&dir, 2), Ok(Listing::Directory(names)) if names.len() == 2));
+        assert!(matches!(list(&dir, 2), Ok(ManifestListing::Directory(names)) if names.len() == 2));
         let error = list(&dir, 1).err().map(|e| e.to_string());
         assert_eq!(error.as_deref(), Some("has more than 1 entries"));
         fs::remove_dir_all(&dir).expect("remove");

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::http::{Answer, Client, HttpError, Place, Tags};
+use super::http::{DocumentAnswer, DocumentClient, DocumentLocation, DocumentTags, HttpError};
 use super::manifest::{self, ManifestError};
-use super::{KeyRule, PodRule, Problem, Reading, Snapshot};
+use super::{KeyRule, PodRule, SourceProblem, SourceReading, SourceSnapshot};
 use crate::api::hex;
-use crate::api::received::Delivered;
+use crate::api::received::SnapshotEntry;
 use crate::config::decode::MAX_DOCUMENT_BYTES;
 use crate::sys::{clock, file};
 
@@ -29,7 +29,7 @@ const MAX_HEAD_BYTES: usize = 32 * 1024;
 /// Blocking, and for some seconds: belongs on a lane of its own.
 #[derive(Debug)]
 pub struct ManifestUrl {
-    client: Client,
+    client: DocumentClient,
     /// Name of the node.
     node: String,
     rules: (PodRule, KeyRule),
@@ -38,16 +38,16 @@ pub struct ManifestUrl {
     copy_was_read: bool,
     /// Set if the last copy could not be written.
     unwritten: bool,
-    last: Option<Last>,
+    last: Option<LastDocument>,
     /// Set if the agent has been told the pods.
     told: bool,
-    trouble: Option<Trouble>,
+    trouble: Option<ManifestUrlFault>,
 }
 
 /// Last document of the server, as far as it is known.
 #[derive(Debug)]
-struct Last {
-    tags: Tags,
+struct LastDocument {
+    tags: DocumentTags,
     sum: String,
     /// Reason why the document cannot be used.
     wrong: Option<String>,
@@ -55,7 +55,7 @@ struct Last {
 
 /// Fault of the server, as last reported. A fault that repeats is reported once.
 #[derive(Debug, PartialEq, Eq)]
-enum Trouble {
+enum ManifestUrlFault {
     /// The server does not answer, for whatever reason.
     Link,
     /// The answer cannot be used.
@@ -63,7 +63,7 @@ enum Trouble {
 }
 
 /// An earlier good answer, as it was kept.
-struct Copy {
+struct DocumentCopy {
     head: CopyHead,
     document: Vec<u8>,
 }
@@ -75,7 +75,7 @@ struct CopyHead {
     url: String,
     /// SHA-256 of the document, hexadecimal.
     sum: String,
-    tags: Tags,
+    tags: DocumentTags,
     /// Time at which the document was read, for people.
     at: String,
 }
@@ -83,9 +83,14 @@ struct CopyHead {
 impl ManifestUrl {
     /// Makes a source that has not asked yet. `node` is the node's name; `copy` the file for the last good answer.
     #[must_use]
-    pub const fn new(place: Place, node: String, rules: (PodRule, KeyRule), copy: PathBuf) -> Self {
+    pub const fn new(
+        place: DocumentLocation,
+        node: String,
+        rules: (PodRule, KeyRule),
+        copy: PathBuf,
+    ) -> Self {
         Self {
-            client: Client::new(place),
+            client: DocumentClient::new(place),
             node,
             rules,
             copy,
@@ -103,9 +108,9 @@ impl ManifestUrl {
     }
 
     /// Looks at the URL.
-    pub fn read(&mut self) -> Reading {
+    pub fn read(&mut self) -> SourceReading {
         if !core::mem::replace(&mut self.copy_was_read, true) {
-            self.last = self.copy().map(|copy| Last {
+            self.last = self.copy().map(|copy| LastDocument {
                 tags: copy.head.tags,
                 sum: copy.head.sum,
                 wrong: None,
@@ -113,20 +118,20 @@ impl ManifestUrl {
         }
         let tags = self.last.as_ref().map(|last| last.tags.clone());
         match self.client.get(&tags.unwrap_or_default()) {
-            Ok(Answer::Same) => self.same(),
-            Ok(Answer::Body(document, tags)) => self.take(&document, tags),
-            Err(why @ HttpError::Link(_)) => self.fail(Trouble::Link, why.to_string()),
-            Err(why) => self.fail(Trouble::Answer(why.to_string()), why.to_string()),
+            Ok(DocumentAnswer::Same) => self.same(),
+            Ok(DocumentAnswer::Body(document, tags)) => self.take(&document, tags),
+            Err(why @ HttpError::Link(_)) => self.fail(ManifestUrlFault::Link, why.to_string()),
+            Err(why) => self.fail(ManifestUrlFault::Answer(why.to_string()), why.to_string()),
         }
     }
 
     /// Takes the answer that the document is unchanged.
-    fn same(&mut self) -> Reading {
+    fn same(&mut self) -> SourceReading {
         let Some(last) = &self.last else {
-            return Reading::Unchanged;
+            return SourceReading::Unchanged;
         };
         if let Some(wrong) = last.wrong.clone() {
-            return self.fail(Trouble::Answer(wrong.clone()), wrong);
+            return self.fail(ManifestUrlFault::Answer(wrong.clone()), wrong);
         }
         if !self.told {
             let copy = self.copy().filter(|copy| copy.head.sum == last.sum);
@@ -139,22 +144,23 @@ impl ManifestUrl {
             return self.read();
         }
         self.recover();
-        Reading::Unchanged
+        SourceReading::Unchanged
     }
 
     /// Takes a document that the server has sent.
-    fn take(&mut self, document: &[u8], tags: Tags) -> Reading {
+    fn take(&mut self, document: &[u8], tags: DocumentTags) -> SourceReading {
         let sum = sum(document);
         if document.is_empty() {
             // The empty document is not remembered: the one before it may come back (SRC-23).
             self.last = None;
-            let trouble = Trouble::Answer(String::new());
-            let new = self.trouble.replace(trouble) != Some(Trouble::Answer(String::new()));
+            let trouble = ManifestUrlFault::Answer(String::new());
+            let new =
+                self.trouble.replace(trouble) != Some(ManifestUrlFault::Answer(String::new()));
             if self.told && !new {
-                return Reading::Unchanged;
+                return SourceReading::Unchanged;
             }
-            let mut problems = self.keep(document, Tags::default(), sum);
-            problems.push(Problem {
+            let mut problems = self.keep(document, DocumentTags::default(), sum);
+            problems.push(SourceProblem {
                 new,
                 ..self.problem("answers with an empty document: its pods end".into())
             });
@@ -168,14 +174,14 @@ impl ManifestUrl {
         }
         match self.pods(document) {
             Ok((pods, notes)) => {
-                self.last = Some(Last {
+                self.last = Some(LastDocument {
                     tags: tags.clone(),
                     sum: sum.clone(),
                     wrong: None,
                 });
                 self.recover();
                 let mut problems = self.keep(document, tags, sum);
-                problems.extend(notes.into_iter().map(|note| Problem {
+                problems.extend(notes.into_iter().map(|note| SourceProblem {
                     fatal: false,
                     ..self.problem(note)
                 }));
@@ -183,17 +189,17 @@ impl ManifestUrl {
             }
             Err(why) => {
                 let wrong = why.message();
-                self.last = Some(Last {
+                self.last = Some(LastDocument {
                     tags,
                     sum,
                     wrong: Some(wrong.clone()),
                 });
-                self.fail(Trouble::Answer(wrong.clone()), wrong)
+                self.fail(ManifestUrlFault::Answer(wrong.clone()), wrong)
             }
         }
     }
 
-    fn pods(&self, document: &[u8]) -> Result<(Vec<Delivered>, Vec<String>), ManifestError> {
+    fn pods(&self, document: &[u8]) -> Result<(Vec<SnapshotEntry>, Vec<String>), ManifestError> {
         if document.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
@@ -201,21 +207,21 @@ impl ManifestUrl {
         manifest::pods(document, &self.node, &url, self.rules)
     }
 
-    fn tell(&mut self, pods: Vec<Delivered>, problems: Vec<Problem>) -> Reading {
+    fn tell(&mut self, pods: Vec<SnapshotEntry>, problems: Vec<SourceProblem>) -> SourceReading {
         self.told = true;
-        Reading::Snapshot(Snapshot {
+        SourceReading::Snapshot(SourceSnapshot {
             pods,
             problems,
-            ..Snapshot::default()
+            ..SourceSnapshot::default()
         })
     }
 
     /// Reports a failed look. Nothing changes, but if the agent has not been told anything yet, it begins with the last
     /// good answer.
-    fn fail(&mut self, trouble: Trouble, message: String) -> Reading {
+    fn fail(&mut self, trouble: ManifestUrlFault, message: String) -> SourceReading {
         let new = self.trouble.as_ref() != Some(&trouble);
         self.trouble = Some(trouble);
-        let mut problem = Problem {
+        let mut problem = SourceProblem {
             new,
             ..self.problem(message)
         };
@@ -226,7 +232,7 @@ impl ManifestUrl {
             problem.message = format!("{}; its answer of {} counts", problem.message, copy.head.at);
             return self.tell(pods, vec![problem]);
         }
-        Reading::Failed(problem)
+        SourceReading::Failed(problem)
     }
 
     /// Notes that the server gives good answers again.
@@ -236,8 +242,8 @@ impl ManifestUrl {
         }
     }
 
-    fn problem(&self, message: String) -> Problem {
-        Problem {
+    fn problem(&self, message: String) -> SourceProblem {
+        SourceProblem {
             path: self.client.url().shown().into(),
             message,
             fatal: true,
@@ -246,7 +252,7 @@ impl ManifestUrl {
     }
 
     /// Keeps a good answer. If it cannot be kept, it is only missing at a start without link.
-    fn keep(&mut self, document: &[u8], tags: Tags, sum: String) -> Vec<Problem> {
+    fn keep(&mut self, document: &[u8], tags: DocumentTags, sum: String) -> Vec<SourceProblem> {
         let head = CopyHead {
             v: COPY_VERSION,
             url: self.client.url().to_string(),
@@ -259,7 +265,7 @@ impl ManifestUrl {
                 self.unwritten = false;
                 Vec::new()
             }
-            Err(e) => vec![Problem {
+            Err(e) => vec![SourceProblem {
                 path: self.copy.clone(),
                 message: format!("the answer is not kept for a start without link: {e}"),
                 fatal: false,
@@ -269,7 +275,7 @@ impl ManifestUrl {
     }
 
     /// Reads the last good answer of this URL, if it is whole.
-    fn copy(&self) -> Option<Copy> {
+    fn copy(&self) -> Option<DocumentCopy> {
         match read_copy(&self.copy) {
             Ok(copy) => Some(copy).filter(|copy| copy.head.url == self.client.url().to_string()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
@@ -292,7 +298,7 @@ fn write_copy(path: &Path, head: &CopyHead, document: &[u8]) -> io::Result<()> {
     file::write_atomic(path, &bytes, 0o600, true)
 }
 
-fn read_copy(path: &Path) -> io::Result<Copy> {
+fn read_copy(path: &Path) -> io::Result<DocumentCopy> {
     let wrong = |why: &str| io::Error::other(why.to_owned());
     let limit = u64::try_from(MAX_DOCUMENT_BYTES + MAX_HEAD_BYTES).unwrap_or(u64::MAX);
     let mut bytes = file::read_start(path, limit)?;
@@ -303,5 +309,5 @@ fn read_copy(path: &Path) -> io::Result<Copy> {
     if head.v != COPY_VERSION || sum(&document) != head.sum {
         return Err(wrong("it is not whole"));
     }
-    Ok(Copy { head, document })
+    Ok(DocumentCopy { head, document })
 }

@@ -1,8 +1,8 @@
 //! Sources of pods: the manifest directory and manifests at a URL.
 //!
 //! - [`ManifestDir`]: reads a directory or one file and returns a full snapshot. Plain blocking code, made for a lane.
-//! - [`Doorbell`]: inotify, a hint to read sooner. It may be lost at any time.
-//! - [`Poller`]: both together: reads at the start, every interval, and when the doorbell rings.
+//! - [`ManifestDoorbell`]: inotify, a hint to read sooner. It may be lost at any time.
+//! - [`ManifestDirPoller`]: both together: reads at the start, every interval, and when the doorbell rings.
 //!
 //! - [`ManifestUrl`]: looks at a URL, and keeps its last good answer for a start without link. Blocking too; it waits for a
 //!   network, so it has a lane of its own.
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::api::received::{Delivered, Invalid, ReceivedPod};
+use crate::api::received::{InvalidObject, ReceivedPod, SnapshotEntry};
 use crate::api::{ConfigMap, Secret};
 
 mod doorbell;
@@ -25,14 +25,14 @@ mod manifest_dir;
 mod manifest_url;
 mod poller;
 
-pub use doorbell::Doorbell;
-pub use http::{MAX_REDIRECTS, Place, WHOLE_TIMEOUT};
+pub use doorbell::ManifestDoorbell;
+pub use http::{DocumentLocation, MAX_REDIRECTS, WHOLE_TIMEOUT};
 pub use manifest_dir::{MAX_ENTRIES, ManifestDir};
 pub use manifest_url::ManifestUrl;
-pub use poller::{MIN_GAP, Poller, RECHECK};
+pub use poller::{MIN_GAP, ManifestDirPoller, RECHECK};
 
 /// Function that turns a raw pod into a pod of this node, or names its fault: (object, node name, file path or URL).
-pub type PodRule = fn(Value, &str, &str) -> Result<Box<ReceivedPod>, Invalid>;
+pub type PodRule = fn(Value, &str, &str) -> Result<Box<ReceivedPod>, InvalidObject>;
 
 /// Function that finds keys of an object which no Kubernetes has, one sentence each.
 pub type KeyRule = fn(&Value) -> Vec<String>;
@@ -43,9 +43,9 @@ pub struct Rules {
     /// Rule for pods.
     pub pod: PodRule,
     /// Rule for ConfigMaps: finds their faults.
-    pub config_map: fn(&ConfigMap) -> Result<(), Invalid>,
+    pub config_map: fn(&ConfigMap) -> Result<(), InvalidObject>,
     /// Rule for Secrets: finds their faults; `stringData` is folded into `data` before.
-    pub secret: fn(&Secret) -> Result<(), Invalid>,
+    pub secret: fn(&Secret) -> Result<(), InvalidObject>,
     /// Rule for the keys of all of them.
     pub keys: KeyRule,
 }
@@ -64,20 +64,20 @@ pub enum Trigger {
 
 /// Result of one read.
 #[derive(Debug)]
-pub enum Reading {
+pub enum SourceReading {
     /// The source is exactly as at the previous read.
     Unchanged,
     /// A full snapshot.
-    Snapshot(Snapshot),
+    Snapshot(SourceSnapshot),
     /// The source could not be read: there is no snapshot, and nothing changes (SRC-17).
-    Failed(Problem),
+    Failed(SourceProblem),
 }
 
 /// All objects of the source.
 #[derive(Debug, Default)]
-pub struct Snapshot {
+pub struct SourceSnapshot {
     /// Pods in the order of their files' names; no two with one uid, or with one namespace and name.
-    pub pods: Vec<Delivered>,
+    pub pods: Vec<SnapshotEntry>,
     /// ConfigMaps by namespace and name, shared with the source.
     pub config_maps: BTreeMap<ObjectKey, Arc<ConfigMap>>,
     /// Secrets by namespace and name, shared with the source.
@@ -85,12 +85,12 @@ pub struct Snapshot {
     /// Set if a ConfigMap or Secret differs from the previous snapshot.
     pub objects_changed: bool,
     /// Present problems, in the order of the files' names.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<SourceProblem>,
 }
 
 /// A problem of one file, or of a URL, that the operator should know about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct SourceProblem {
     /// The file or directory, or the URL.
     pub path: PathBuf,
     /// Fault and its place in the file.

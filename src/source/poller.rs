@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use smol::Timer;
 use smol::future::or;
 
-use super::{Doorbell, ManifestDir, Reading, Trigger};
-use crate::api::Mono;
+use super::{ManifestDir, ManifestDoorbell, SourceReading, Trigger};
+use crate::api::MonoTime;
 use crate::sys::clock;
 use crate::sys::lane::Lane;
 
@@ -19,23 +19,23 @@ pub const RECHECK: Duration = Duration::from_secs(1);
 
 /// Reads a [`ManifestDir`] at the start, every interval, and when its doorbell rings. The reads run on a lane.
 #[derive(Debug)]
-pub struct Poller {
+pub struct ManifestDirPoller {
     dir: Arc<Mutex<ManifestDir>>,
-    doorbell: Option<Doorbell>,
+    doorbell: Option<ManifestDoorbell>,
     interval: Duration,
     /// Ends of the last read and of the last poll.
-    last: Option<(Mono, Mono)>,
+    last: Option<(MonoTime, MonoTime)>,
     wants_recheck: bool,
     /// Set if the next read delivers every pod anew: the result of a read may be lost, or [`Self::forget`] was called.
     lost: bool,
 }
 
-impl Poller {
+impl ManifestDirPoller {
     /// Makes a poller. `interval` is `fileCheckFrequency`. Without `doorbells` only the interval counts.
     #[must_use]
     pub fn new(dir: ManifestDir, interval: Duration, doorbells: bool) -> Self {
         Self {
-            doorbell: doorbells.then(|| Doorbell::new(dir.path().into())),
+            doorbell: doorbells.then(|| ManifestDoorbell::new(dir.path().into())),
             dir: Arc::new(Mutex::new(dir)),
             interval,
             last: None,
@@ -53,7 +53,7 @@ impl Poller {
     /// Waits for the next snapshot, failure or poll. Reads between two polls that find nothing new are not returned.
     ///
     /// Dropping the future is safe: after a lost result everything is read anew.
-    pub async fn next(&mut self, lane: &Lane) -> Reading {
+    pub async fn next(&mut self, lane: &Lane) -> SourceReading {
         loop {
             let trigger = self.wait().await;
             if let Some(doorbell) = &mut self.doorbell
@@ -81,7 +81,7 @@ impl Poller {
                 _ => now,
             };
             self.last = Some((now, polled));
-            if trigger == Trigger::Poll || !matches!(reading, Reading::Unchanged) {
+            if trigger == Trigger::Poll || !matches!(reading, SourceReading::Unchanged) {
                 return reading;
             }
         }

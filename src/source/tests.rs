@@ -100,22 +100,22 @@ fn source(path: PathBuf) -> ManifestDir {
 }
 
 /// A reading in one line: `= a` known, `+ a` read, `! f` a problem, in capitals if new.
-fn say(reading: &Reading) -> String {
-    let file = |p: &Problem| {
+fn say(reading: &SourceReading) -> String {
+    let file = |p: &SourceProblem| {
         p.path
             .file_name()
             .map_or_else(String::new, |n| n.to_string_lossy().into_owned())
     };
     match reading {
-        Reading::Unchanged => "unchanged".into(),
-        Reading::Failed(problem) => format!("failed: {}", problem.message),
-        Reading::Snapshot(s) => {
+        SourceReading::Unchanged => "unchanged".into(),
+        SourceReading::Failed(problem) => format!("failed: {}", problem.message),
+        SourceReading::Snapshot(s) => {
             let mut words: Vec<String> = s
                 .pods
                 .iter()
                 .map(|p| match p {
-                    Delivered::Known(uid) => format!("={uid}"),
-                    Delivered::Read(r) => format!("+{}", r.pod.metadata.uid),
+                    SnapshotEntry::Known(uid) => format!("={uid}"),
+                    SnapshotEntry::Read(r) => format!("+{}", r.pod.metadata.uid),
                 })
                 .collect();
             words.extend(s.config_maps.keys().map(|(ns, n)| format!("cm:{ns}/{n}")));
@@ -132,7 +132,9 @@ fn say(reading: &Reading) -> String {
 
 /// Reads until the state of all files counts as settled, so that a row does not depend on the clock's grain.
 fn settle(dir: &mut ManifestDir) {
-    wait_for(|| matches!(dir.read(Trigger::Bell), Reading::Unchanged) && !dir.wants_recheck());
+    wait_for(|| {
+        matches!(dir.read(Trigger::Bell), SourceReading::Unchanged) && !dir.wants_recheck()
+    });
 }
 
 fn wait_for(mut condition: impl FnMut() -> bool) {
@@ -143,9 +145,9 @@ fn wait_for(mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn problems(reading: &Reading) -> Vec<String> {
+fn problems(reading: &SourceReading) -> Vec<String> {
     match reading {
-        Reading::Snapshot(s) => s
+        SourceReading::Snapshot(s) => s
             .problems
             .iter()
             .map(|p| {
@@ -275,7 +277,7 @@ fn missing_and_unreadable_paths() {
     fs::rename(scratch.dir(), scratch.0.join("away")).expect("rename");
     symlink(scratch.dir(), scratch.dir()).expect("loop");
     for new in [true, false] {
-        let Reading::Failed(problem) = dir.read(Trigger::Poll) else {
+        let SourceReading::Failed(problem) = dir.read(Trigger::Poll) else {
             panic!("a snapshot of nothing")
         };
         assert_eq!(problem.new, new);
@@ -287,7 +289,7 @@ fn missing_and_unreadable_paths() {
     }
     let mut new = source(scratch.dir());
     assert!(
-        matches!(new.read(Trigger::Poll), Reading::Failed(_)),
+        matches!(new.read(Trigger::Poll), SourceReading::Failed(_)),
         "not even a first one"
     );
 }
@@ -413,7 +415,7 @@ fn objects_beside_pods() {
     scratch.put("s.yaml", "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: x}\ndata: {k: aGk=, l: aGk=}\nstringData: {k: over}\n");
     scratch.put("z.yaml", &pod("z", "1"));
     let mut dir = source(scratch.dir());
-    let Reading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
+    let SourceReading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
         panic!()
     };
     assert!(snapshot.objects_changed);
@@ -426,7 +428,7 @@ fn objects_beside_pods() {
     let map = &snapshot.config_maps[&("default".into(), "c".into())];
     assert_eq!(map.data["a"], "2");
     assert!(
-        map.metadata.creation_timestamp > Some(crate::api::Wall(0)),
+        map.metadata.creation_timestamp > Some(crate::api::WallTime(0)),
         "the file's"
     );
     assert_eq!(secret.kind, "Opaque");
@@ -439,13 +441,13 @@ fn objects_beside_pods() {
     );
     settle(&mut dir);
     scratch.put("z.yaml", &pod("z", "2"));
-    let Reading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
+    let SourceReading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
         panic!()
     };
     assert!(!snapshot.objects_changed && snapshot.secrets.len() == 1);
     settle(&mut dir);
     scratch.remove("s.yaml");
-    let Reading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
+    let SourceReading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
         panic!()
     };
     assert!(snapshot.objects_changed && snapshot.secrets.is_empty());
@@ -463,7 +465,7 @@ fn odd_keys_are_told_of_a_good_file_and_of_a_bad_one() {
         &format!("{odd}apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\n"),
     );
     let mut dir = source(scratch.dir());
-    let Reading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
+    let SourceReading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
         panic!()
     };
     let told = snapshot
@@ -500,8 +502,8 @@ fn two_files_with_one_object() {
     );
     scratch.put("e.yaml", &pod("c", "1"));
     let mut dir = source(scratch.dir());
-    let value = |reading: &Reading| {
-        let Reading::Snapshot(snapshot) = reading else {
+    let value = |reading: &SourceReading| {
+        let SourceReading::Snapshot(snapshot) = reading else {
             panic!("{reading:?}")
         };
         assert_eq!((snapshot.pods.len(), snapshot.secrets.len()), (1, 1));
@@ -539,7 +541,7 @@ fn immutable_objects_stay() {
     let mut read = |trigger| {
         let reading = dir.read(trigger);
         let all = problems(&reading);
-        let Reading::Snapshot(snapshot) = reading else {
+        let SourceReading::Snapshot(snapshot) = reading else {
             panic!("{reading:?}")
         };
         settle(&mut dir);
@@ -628,14 +630,14 @@ fn doorbell_rings_before_the_poll() {
     let scratch = Scratch::new("bell");
     let lane = Lane::start("test").expect("lane");
     let day = Duration::from_secs(86_400);
-    let next = |poller: &mut Poller| {
+    let next = |poller: &mut ManifestDirPoller| {
         let late = async {
             smol::Timer::after(PATIENCE).await;
             panic!("the doorbell is silent")
         };
         say(&smol::block_on(smol::future::or(poller.next(&lane), late)))
     };
-    let mut poller = Poller::new(source(scratch.dir()), day, true);
+    let mut poller = ManifestDirPoller::new(source(scratch.dir()), day, true);
     assert_eq!(next(&mut poller), "");
     let path = scratch.dir().join("a.yaml");
     fs::write(&path, pod("a", "1")).expect("written in place");
@@ -671,7 +673,8 @@ fn without_doorbell_the_poll_finds_it() {
     // SRC-15 SRC-18
     let scratch = Scratch::new("poll");
     let lane = Lane::start("test").expect("lane");
-    let mut poller = Poller::new(source(scratch.dir()), Duration::from_millis(20), false);
+    let mut poller =
+        ManifestDirPoller::new(source(scratch.dir()), Duration::from_millis(20), false);
     assert_eq!(say(&smol::block_on(poller.next(&lane))), "");
     scratch.put("a.yaml", &pod("a", "1"));
     wait_for(|| say(&smol::block_on(poller.next(&lane))) == "+a.yaml:1");

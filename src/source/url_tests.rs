@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::{ManifestUrl, Place, Reading};
-use crate::api::received::{Delivered, Invalid, ReceivedPod};
+use super::{DocumentLocation, ManifestUrl, SourceReading};
+use crate::api::received::{InvalidObject, ReceivedPod, SnapshotEntry};
 use crate::api::strict::WrongValue;
 use crate::api::{Pod, strict};
 use crate::config::decode::MAX_DOCUMENT_BYTES;
@@ -50,7 +50,7 @@ fn tagged(document: &str, tag: &'static str) -> impl Fn(&Seen) -> Say + Send + '
 }
 
 /// The rule of these tests: a pod has an image.
-fn rule(raw: Value, node: &str, url: &str) -> Result<Box<ReceivedPod>, Invalid> {
+fn rule(raw: Value, node: &str, url: &str) -> Result<Box<ReceivedPod>, InvalidObject> {
     let mut pod: Pod = strict::typed(&raw)?;
     if pod.spec.containers.iter().any(|c| c.image.is_empty()) {
         return Err(WrongValue::new("spec.containers[0].image", "Required value").into());
@@ -91,14 +91,14 @@ impl Bench {
 
     /// Has one look taken. Returns the pods of a snapshot, and the messages.
     fn look(&mut self) -> (Option<Vec<String>>, Vec<String>) {
-        let new = |problem: super::Problem| problem.new.then_some(problem.message);
+        let new = |problem: super::SourceProblem| problem.new.then_some(problem.message);
         match self.source.read() {
-            Reading::Unchanged => (None, vec![]),
-            Reading::Failed(problem) => (None, new(problem).into_iter().collect()),
-            Reading::Snapshot(snapshot) => {
+            SourceReading::Unchanged => (None, vec![]),
+            SourceReading::Failed(problem) => (None, new(problem).into_iter().collect()),
+            SourceReading::Snapshot(snapshot) => {
                 let pods = snapshot.pods.into_iter().map(|delivered| match delivered {
-                    Delivered::Read(received) => received.pod.metadata.uid.to_string(),
-                    Delivered::Known(uid) => panic!("{uid} is delivered whole"),
+                    SnapshotEntry::Read(received) => received.pod.metadata.uid.to_string(),
+                    SnapshotEntry::Known(uid) => panic!("{uid} is delivered whole"),
                 });
                 let pods = Some(pods.collect());
                 (
@@ -110,8 +110,8 @@ impl Bench {
     }
 }
 
-fn place(url: &str) -> Place {
-    Place {
+fn place(url: &str) -> DocumentLocation {
+    DocumentLocation {
         url: Url::parse(url).expect("a URL"),
         headers: vec![("authorization".into(), "Bearer x".into())],
         ca: None,
@@ -120,7 +120,7 @@ fn place(url: &str) -> Place {
     }
 }
 
-fn source(place: Place, copy: PathBuf) -> ManifestUrl {
+fn source(place: DocumentLocation, copy: PathBuf) -> ManifestUrl {
     let keys = |value: &Value| {
         value["odd"]
             .as_str()
@@ -502,12 +502,12 @@ fn whose_certificate_counts() {
     let dir = Scratch::new();
     let by = |pem: &str, name: &str| {
         fs::write(dir.join(name), pem).expect("written");
-        Place {
+        DocumentLocation {
             ca: Some(dir.join(name)),
             ..place(&server.url())
         }
     };
-    let look = |place: Place| {
+    let look = |place: DocumentLocation| {
         let mut bench = Bench::new(&server.url());
         bench.source = source(place, bench.dir.join("copy"));
         bench.look()
@@ -518,7 +518,7 @@ fn whose_certificate_counts() {
         (by(&other.pem, "other"), "certificate"),
         (by("", "none"), "holds no CA certificate"),
         (
-            Place {
+            DocumentLocation {
                 ca: Some("/no/such".into()),
                 ..place(&server.url())
             },
@@ -536,7 +536,7 @@ fn whose_certificate_counts() {
     let server = Server::tls(&pair, None, move |_| {
         say(301, &format!("location: {plain}\r\n"), b"")
     });
-    let (pods, said) = look(Place {
+    let (pods, said) = look(DocumentLocation {
         url: Url::parse(&server.url()).expect("a URL"),
         ..by(&ca.pem, "own")
     });

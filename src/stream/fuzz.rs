@@ -9,13 +9,16 @@ use alloc::vec::Vec;
 use core::cell::RefCell;
 use core::fmt::Debug;
 
-use super::port_forward::{self, Ports, PortsEvent, Streams};
-use super::remote_command::{self, Outcome, Output, Remote, Version, Wanted};
-use super::spdy::{self, Session};
+use super::port_forward::{self, SpdyPortForward, WebSocketPortEvent, WebSocketPortForward};
+use super::remote_command::{
+    self, CommandOutcome, OutputStream, RemoteCommandSession, RemoteCommandVersion,
+    RequestedStreams,
+};
+use super::spdy::{self, SpdySession};
 use super::testing::{drive, piece};
-use super::websocket::{self, ChannelEvent, Channels, Kind, Protocol, WebSocket};
-use super::{PAYLOAD_BYTES, Span, Step};
-use crate::api::Mono;
+use super::websocket::{self, ChannelEvent, ChannelProtocol, Channels, MessageKind, WebSocket};
+use super::{MachineStep, PAYLOAD_BYTES, Span};
+use crate::api::MonoTime;
 
 /// Record of a run: payload with its target, and all other events, in order.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -57,7 +60,7 @@ fn run<M, E: Copy + Debug, F: Debug + ToString>(
     machine: M,
     bytes: &[u8],
     size: usize,
-    receive: impl Fn(&mut M, &mut [u8], &mut Vec<u8>) -> Result<Step<E>, F>,
+    receive: impl Fn(&mut M, &mut [u8], &mut Vec<u8>) -> Result<MachineStep<E>, F>,
     see: impl Fn(&mut M, &mut Said, E, &[u8], &mut Vec<u8>),
 ) -> (M, Said, Option<F>) {
     let machine = RefCell::new(machine);
@@ -84,21 +87,25 @@ pub(crate) fn spdy(data: &[u8]) -> String {
     match choice % 4 {
         0 => twice(data, session),
         1 => twice(data, |data, size| {
-            let wanted = Wanted {
+            let wanted = RequestedStreams {
                 stdin: true,
                 stdout: true,
                 stderr: choice & 0x10 != 0,
                 tty: choice & 0x20 != 0,
             };
             let version = if choice & 0x40 == 0 {
-                Version::V4
+                RemoteCommandVersion::V4
             } else {
-                Version::V2
+                RemoteCommandVersion::V2
             };
-            remote(Remote::spdy(version, wanted), data, size)
+            remote(RemoteCommandSession::spdy(version, wanted), data, size)
         }),
-        2 => twice(data, |data, size| streams(Streams::new(), data, size)),
-        _ => twice(data, |data, size| streams(Streams::tunnelled(), data, size)),
+        2 => twice(data, |data, size| {
+            streams(SpdyPortForward::new(), data, size)
+        }),
+        _ => twice(data, |data, size| {
+            streams(SpdyPortForward::tunnelled(), data, size)
+        }),
     }
 }
 
@@ -108,22 +115,23 @@ pub(crate) fn websocket(data: &[u8]) -> String {
         return "empty".into();
     };
     let protocol = match choice >> 4 & 3 {
-        0 => Protocol::Channel,
-        1 => Protocol::V4Base64,
-        2 => Protocol::V4,
-        _ => Protocol::V5,
+        0 => ChannelProtocol::Channel,
+        1 => ChannelProtocol::V4Base64,
+        2 => ChannelProtocol::V4,
+        _ => ChannelProtocol::V5,
     };
     match choice % 4 {
         0 => twice(data, socket),
         1 => twice(data, |data, size| channels(protocol, data, size)),
         2 => twice(data, |data, size| {
-            let wanted = Wanted {
+            let wanted = RequestedStreams {
                 stdin: true,
                 stdout: choice & 0x40 != 0,
                 stderr: true,
                 tty: false,
             };
-            let remote_command = Remote::web_socket(protocol, wanted, &mut Vec::new());
+            let remote_command =
+                RemoteCommandSession::web_socket(protocol, wanted, &mut Vec::new());
             remote(remote_command, data, size)
         }),
         _ => twice(data, |data, size| ports(protocol, data, size)),
@@ -132,13 +140,13 @@ pub(crate) fn websocket(data: &[u8]) -> String {
 
 fn session(data: &[u8], size: usize) -> (Said, Option<String>) {
     let (mut session, said, error) = run(
-        Session::new(),
+        SpdySession::new(),
         data,
         size,
         |session, input, out| session.receive(input, out),
         |session, said, event, taken, out| {
             match event {
-                spdy::Event::Data { id, span } => {
+                spdy::SpdyEvent::Data { id, span } => {
                     session.passed_on(id, span.len, out);
                     let sendable = session.sendable(id).min(PAYLOAD_BYTES);
                     let answer = first(span.of(taken), sendable);
@@ -148,25 +156,25 @@ fn session(data: &[u8], size: usize) -> (Said, Option<String>) {
                     said.payload(format!("data {id}"), span, taken);
                     return;
                 }
-                spdy::Event::Open { id, .. } => {
+                spdy::SpdyEvent::Open { id, .. } => {
                     assert!(id % 2 == 1 && session.has(id));
                     if session.headers().get("port").is_some() {
-                        session.reset(id, spdy::Reset::RefusedStream, out);
+                        session.reset(id, spdy::ResetReason::RefusedStream, out);
                         assert!(!session.has(id));
                     } else {
                         session.reply(id, out);
                     }
                 }
-                spdy::Event::End { id } => session.finish(id, out),
-                spdy::Event::Reset { id } => assert!(!session.has(id)),
-                spdy::Event::GoAway => {}
-                spdy::Event::Reply { id } => panic!("{id} is not ours"),
+                spdy::SpdyEvent::End { id } => session.finish(id, out),
+                spdy::SpdyEvent::Reset { id } => assert!(!session.has(id)),
+                spdy::SpdyEvent::GoAway => {}
+                spdy::SpdyEvent::Reply { id } => panic!("{id} is not ours"),
             }
             said.event(&event);
         },
     );
     let mut out = Vec::new();
-    session.go_away(spdy::GoAway::Ok, &mut out);
+    session.go_away(spdy::GoAwayReason::Ok, &mut out);
     assert_eq!(out.len(), 16);
     (said, error.map(|e| e.to_string()))
 }
@@ -178,7 +186,7 @@ fn socket(data: &[u8], size: usize) -> (Said, Option<String>) {
         size,
         |socket, input, out| socket.receive(input, out),
         |_, said, event, taken, _| match event {
-            websocket::Event::Data {
+            websocket::WebSocketEvent::Data {
                 kind,
                 first,
                 frame_ends,
@@ -189,19 +197,23 @@ fn socket(data: &[u8], size: usize) -> (Said, Option<String>) {
                 if first {
                     said.event(&kind);
                 }
-                let text = if kind == Kind::Text { "text" } else { "binary" };
+                let text = if kind == MessageKind::Text {
+                    "text"
+                } else {
+                    "binary"
+                };
                 said.payload(text.into(), span, taken);
                 if last {
                     said.event(&"end");
                 }
             }
-            websocket::Event::Close { .. } => said.event(&event),
+            websocket::WebSocketEvent::Close { .. } => said.event(&event),
         },
     );
     (said, error.map(|e| e.to_string()))
 }
 
-fn channels(protocol: Protocol, data: &[u8], size: usize) -> (Said, Option<String>) {
+fn channels(protocol: ChannelProtocol, data: &[u8], size: usize) -> (Said, Option<String>) {
     let (_, said, error) = run(
         Channels::new(protocol),
         data,
@@ -218,52 +230,56 @@ fn channels(protocol: Protocol, data: &[u8], size: usize) -> (Said, Option<Strin
     (said, error.map(|e| e.to_string()))
 }
 
-fn remote(remote: Remote, data: &[u8], size: usize) -> (Said, Option<String>) {
-    use remote_command::Event;
+fn remote(remote: RemoteCommandSession, data: &[u8], size: usize) -> (Said, Option<String>) {
+    use remote_command::RemoteCommandEvent;
     let (mut remote, said, error) = run(
         remote,
         data,
         size,
         |remote, input, out| remote.receive(input, out),
         |remote, said, event, taken, out| match event {
-            Event::Stdin(span) => {
+            RemoteCommandEvent::Stdin(span) => {
                 remote.passed_on(span.len, out);
-                let sendable = remote.sendable(Output::Stdout).min(PAYLOAD_BYTES);
+                let sendable = remote.sendable(OutputStream::Stdout).min(PAYLOAD_BYTES);
                 let echo = first(span.of(taken), sendable);
                 // Gone, if the client wants none.
-                let _ = remote.send(Output::Stdout, echo, out);
+                let _ = remote.send(OutputStream::Stdout, echo, out);
                 said.payload("stdin".into(), span, taken);
             }
             // Only the newest of several sizes that come together is told.
-            Event::Resize(size) => assert!(size.width > 0 && size.height > 0),
-            Event::Ready | Event::StdinEnd | Event::Left => said.event(&event),
+            RemoteCommandEvent::Resize(size) => assert!(size.width > 0 && size.height > 0),
+            RemoteCommandEvent::Ready | RemoteCommandEvent::StdinEnd | RemoteCommandEvent::Left => {
+                said.event(&event)
+            }
         },
     );
-    for once in [Event::Ready, Event::StdinEnd] {
+    for once in [RemoteCommandEvent::Ready, RemoteCommandEvent::StdinEnd] {
         let text = format!(" {once:?}");
         assert!(said.0.iter().filter(|(event, _)| *event == text).count() <= 1);
     }
     let mut out = Vec::new();
     match error {
         Some(e) => remote.abort(e, &mut out),
-        None => remote.end(&Outcome::Exited(1), &mut out),
+        None => remote.end(&CommandOutcome::Exited(1), &mut out),
     }
     assert!(out.len() < 1024);
     (said, error.map(|e| e.to_string()))
 }
 
-fn streams(streams: Streams, data: &[u8], size: usize) -> (Said, Option<String>) {
-    use port_forward::Event;
+fn streams(streams: SpdyPortForward, data: &[u8], size: usize) -> (Said, Option<String>) {
+    use port_forward::SpdyPortEvent;
     let (mut streams, said, error) = run(
         streams,
         data,
         size,
-        |streams, input, out| streams.receive(input, Mono(0), out),
+        |streams, input, out| streams.receive(input, MonoTime(0), out),
         |streams, said, event, taken, out| {
             match event {
-                Event::Connect { pair, port } if port < 10 => streams.fail(pair, "refused", out),
-                Event::Connect { port, .. } => assert!(port > 0),
-                Event::Data { pair, span } => {
+                SpdyPortEvent::Connect { pair, port } if port < 10 => {
+                    streams.fail(pair, "refused", out)
+                }
+                SpdyPortEvent::Connect { port, .. } => assert!(port > 0),
+                SpdyPortEvent::Data { pair, span } => {
                     streams.passed_on(pair, span.len, out);
                     let sendable = streams.sendable(pair).min(PAYLOAD_BYTES);
                     let echo = first(span.of(taken), sendable);
@@ -272,14 +288,14 @@ fn streams(streams: Streams, data: &[u8], size: usize) -> (Said, Option<String>)
                     said.payload(format!("{pair:?}"), span, taken);
                     return;
                 }
-                Event::End { pair } => streams.close(pair, out),
-                Event::Reset { .. } | Event::Left => {}
+                SpdyPortEvent::End { pair } => streams.close(pair, out),
+                SpdyPortEvent::Reset { .. } | SpdyPortEvent::Left => {}
             }
             said.event(&event);
         },
     );
     let mut out = Vec::new();
-    streams.handle_timeout(Mono(u64::MAX), &mut out);
+    streams.handle_timeout(MonoTime(u64::MAX), &mut out);
     assert_eq!(streams.next_timeout(), None);
     if let Some(e) = error {
         streams.abort(e, &mut out);
@@ -287,18 +303,18 @@ fn streams(streams: Streams, data: &[u8], size: usize) -> (Said, Option<String>)
     (said, error.map(|e| e.to_string()))
 }
 
-fn ports(protocol: Protocol, data: &[u8], size: usize) -> (Said, Option<String>) {
+fn ports(protocol: ChannelProtocol, data: &[u8], size: usize) -> (Said, Option<String>) {
     let (_, said, error) = run(
-        Ports::new(protocol, [80, 443].into(), &mut Vec::new()),
+        WebSocketPortForward::new(protocol, [80, 443].into(), &mut Vec::new()),
         data,
         size,
         |ports, input, out| ports.receive(input, out),
         |_, said, event, taken, _| match event {
-            PortsEvent::Data { index, span } => {
+            WebSocketPortEvent::Data { index, span } => {
                 assert!(index < 2);
                 said.payload(format!("port {index}"), span, taken);
             }
-            PortsEvent::Left => said.event(&event),
+            WebSocketPortEvent::Left => said.event(&event),
         },
     );
     (said, error.map(|e| e.to_string()))

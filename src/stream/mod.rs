@@ -20,7 +20,7 @@
 //! # How they are driven
 //!
 //! A machine's `receive` is given the bytes that were read from the connection and not yet taken. It answers with a
-//! [`Step`]: so many bytes are taken, and there is at most one event. Payload is never copied: an event names a
+//! [`MachineStep`]: so many bytes are taken, and there is at most one event. Payload is never copied: an event names a
 //! [`Span`] of the given bytes, decoded in place. The caller
 //!
 //! 1. acts on the event, and only then removes the taken bytes from the front of its buffer;
@@ -76,14 +76,14 @@ pub const MAX_OUT_BYTES: usize = OUT_BYTES + PAYLOAD_BYTES * 4 / 3 + 4 * 1024;
 
 /// Result of giving bytes to a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step<E> {
+pub struct MachineStep<E> {
     /// Bytes taken, from the first given.
     pub taken: usize,
     /// Event that the bytes brought, if any.
     pub event: Option<E>,
 }
 
-impl<E> Step<E> {
+impl<E> MachineStep<E> {
     const fn took(taken: usize) -> Self {
         Self { taken, event: None }
     }

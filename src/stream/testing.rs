@@ -6,7 +6,7 @@ use core::fmt::Debug;
 #[cfg(test)]
 pub(crate) use client::{SpdyClient, masked, spdy_frames, ws_frames};
 
-use super::{Span, Step};
+use super::{MachineStep, Span};
 
 #[cfg(test)]
 mod client;
@@ -16,7 +16,7 @@ mod client;
 pub(crate) fn drive<E: Copy + Debug, F: Debug>(
     bytes: &[u8],
     piece: usize,
-    mut receive: impl FnMut(&mut [u8], &mut Vec<u8>) -> Result<Step<E>, F>,
+    mut receive: impl FnMut(&mut [u8], &mut Vec<u8>) -> Result<MachineStep<E>, F>,
     mut see: impl FnMut(E, &[u8], &mut Vec<u8>),
 ) -> (Vec<u8>, Option<F>) {
     let (mut held, mut sent, mut out) = (Vec::new(), Vec::new(), Vec::new());

@@ -11,9 +11,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
 
-/// `Upgrade` of SPDY.
+/// `UpgradeRequest` of SPDY.
 const SPDY: &str = "SPDY/3.1";
-/// `Upgrade` of WebSocket.
+/// `UpgradeRequest` of WebSocket.
 const WEBSOCKET: &str = "websocket";
 /// Header that names a SPDY client's protocols.
 const PROTOCOL_HEADER: &str = "X-Stream-Protocol-Version";
@@ -42,7 +42,7 @@ pub(crate) fn without_bearer(value: &str) -> Option<String> {
 
 /// Protocol that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Upgrade<'a> {
+pub enum UpgradeRequest<'a> {
     /// SPDY/3.1.
     Spdy {
         /// Protocols above it, the client's first choice first.
@@ -59,7 +59,7 @@ pub enum Upgrade<'a> {
 
 /// Reason why a request cannot be upgraded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum UpgradeError {
     /// The request asks for no upgrade that is known here.
     #[error("Upgrade request required")]
     Plain,
@@ -79,7 +79,7 @@ pub enum Refused {
     },
 }
 
-impl Refused {
+impl UpgradeError {
     /// HTTP status.
     #[must_use]
     pub const fn status(&self) -> u16 {
@@ -106,12 +106,12 @@ impl Refused {
     }
 }
 
-impl<'a> Upgrade<'a> {
+impl<'a> UpgradeRequest<'a> {
     /// Reads `method` and `headers` (names in any case, in the order sent).
     pub fn of(
         method: &str,
         headers: impl Iterator<Item = (&'a str, &'a str)> + Clone,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, UpgradeError> {
         let all = |name: &'static str| {
             let headers = headers.clone();
             headers.filter_map(move |(n, value)| n.eq_ignore_ascii_case(name).then_some(value))
@@ -126,17 +126,17 @@ impl<'a> Upgrade<'a> {
         let to = |name: &str| upgrades && words("Upgrade").any(|w| w.eq_ignore_ascii_case(name));
         if to(WEBSOCKET) {
             if method != "GET" {
-                return Err(Refused::Method);
+                return Err(UpgradeError::Method);
             }
             if !all("Sec-WebSocket-Version").any(|v| v.trim() == WEBSOCKET_VERSION) {
-                return Err(Refused::Header("Sec-WebSocket-Version"));
+                return Err(UpgradeError::Header("Sec-WebSocket-Version"));
             }
             let key = all("Sec-WebSocket-Key").map(str::trim).next();
             let is_key = |key: &&str| STANDARD.decode(key).is_ok_and(|k| k.len() == KEY_BYTES);
             let key = key
                 .filter(|k| k.len() < 2 * KEY_BYTES)
                 .filter(is_key)
-                .ok_or(Refused::Header("Sec-WebSocket-Key"))?;
+                .ok_or(UpgradeError::Header("Sec-WebSocket-Key"))?;
             let protocols = words("Sec-WebSocket-Protocol");
             let protocols = protocols.filter(|name| !name.starts_with(BEARER_PREFIX));
             let protocols = protocols.take(MAX_PROTOCOLS).collect();
@@ -144,23 +144,23 @@ impl<'a> Upgrade<'a> {
         } else if to(SPDY) {
             let protocols: Vec<_> = words(PROTOCOL_HEADER).take(MAX_PROTOCOLS).collect();
             if protocols.is_empty() {
-                return Err(Refused::Header(PROTOCOL_HEADER));
+                return Err(UpgradeError::Header(PROTOCOL_HEADER));
             }
             Ok(Self::Spdy { protocols })
         } else {
-            Err(Refused::Plain)
+            Err(UpgradeError::Plain)
         }
     }
 
     /// The first of the client's protocols that is `accepted`. A WebSocket without any gets the one without name.
-    pub fn choose(&self, accepted: &'static [&'static str]) -> Result<&'static str, Refused> {
+    pub fn choose(&self, accepted: &'static [&'static str]) -> Result<&'static str, UpgradeError> {
         let (Self::Spdy { protocols } | Self::WebSocket { protocols, .. }) = self;
         if protocols.is_empty() {
             return Ok("");
         }
         let known = |name: &&str| accepted.iter().find(|a| *a == name).copied();
         let chosen = protocols.iter().find_map(known);
-        chosen.ok_or_else(|| Refused::Protocol {
+        chosen.ok_or_else(|| UpgradeError::Protocol {
             offered: protocols.iter().map(|&name| name.to_owned()).collect(),
             accepted,
         })
@@ -207,12 +207,15 @@ mod tests {
 
     const KEY: &str = "dGhlIHNhbXBsZSBub25jZQ==";
 
-    fn of<'a>(method: &str, head: &[(&'a str, &'a str)]) -> Result<Upgrade<'a>, Refused> {
-        Upgrade::of(method, head.iter().copied())
+    fn of<'a>(
+        method: &str,
+        head: &[(&'a str, &'a str)],
+    ) -> Result<UpgradeRequest<'a>, UpgradeError> {
+        UpgradeRequest::of(method, head.iter().copied())
     }
 
-    fn web_socket<'a>(protocols: &[&'a str]) -> Upgrade<'a> {
-        Upgrade::WebSocket {
+    fn web_socket<'a>(protocols: &[&'a str]) -> UpgradeRequest<'a> {
+        UpgradeRequest::WebSocket {
             key: KEY,
             protocols: protocols.to_vec(),
         }
@@ -227,7 +230,7 @@ mod tests {
         let key = ("Sec-WebSocket-Key", KEY);
         let v13 = ("sec-websocket-version", "13");
         let bearer = "base64url.bearer.authorization.k8s.io.dG9rZW4";
-        let spdy_of = |protocols: &[&'static str]| Upgrade::Spdy {
+        let spdy_of = |protocols: &[&'static str]| UpgradeRequest::Spdy {
             protocols: protocols.to_vec(),
         };
         for (name, method, head, expected) in [
@@ -252,15 +255,20 @@ mod tests {
                 "SPDY without protocol",
                 "POST",
                 &[on, spdy],
-                Err(Refused::Header(PROTOCOL_HEADER)),
+                Err(UpgradeError::Header(PROTOCOL_HEADER)),
             ),
-            ("nothing", "POST", &[], Err(Refused::Plain)),
-            ("no Connection", "GET", &[ws, key, v13], Err(Refused::Plain)),
+            ("nothing", "POST", &[], Err(UpgradeError::Plain)),
+            (
+                "no Connection",
+                "GET",
+                &[ws, key, v13],
+                Err(UpgradeError::Plain),
+            ),
             (
                 "HTTP/2",
                 "GET",
                 &[on, ("Upgrade", "h2c")],
-                Err(Refused::Plain),
+                Err(UpgradeError::Plain),
             ),
             (
                 "WebSocket without protocol",
@@ -286,18 +294,23 @@ mod tests {
                 ],
                 Ok(web_socket(&["v4.channel.k8s.io", "channel.k8s.io"])),
             ),
-            ("POST", "POST", &[on, ws, key, v13], Err(Refused::Method)),
+            (
+                "POST",
+                "POST",
+                &[on, ws, key, v13],
+                Err(UpgradeError::Method),
+            ),
             (
                 "an old version",
                 "GET",
                 &[on, ws, key, ("Sec-WebSocket-Version", "8")],
-                Err(Refused::Header("Sec-WebSocket-Version")),
+                Err(UpgradeError::Header("Sec-WebSocket-Version")),
             ),
             (
                 "a short key",
                 "GET",
                 &[on, ws, v13, ("Sec-WebSocket-Key", "YQ==")],
-                Err(Refused::Header("Sec-WebSocket-Key")),
+                Err(UpgradeError::Header("Sec-WebSocket-Key")),
             ),
         ] {
             assert_eq!(of(method, head), expected, "{name}");
@@ -336,7 +349,7 @@ mod tests {
              Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n\r\n"
         );
         assert!(!web_socket(&[]).answer("").contains("Protocol:"));
-        let spdy = Upgrade::Spdy { protocols: vec![] };
+        let spdy = UpgradeRequest::Spdy { protocols: vec![] };
         assert_eq!(
             spdy.answer("portforward.k8s.io"),
             "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\

@@ -10,7 +10,7 @@ use nix::{
 };
 
 /// An instruction as the kernel reads it, bytes in the order of the machine.
-pub type Instruction = u64;
+pub type BpfInstruction = u64;
 
 /// Bytes of a program's name, with its end.
 const NAME_BYTES: usize = 16;
@@ -31,7 +31,7 @@ const BESIDE_OTHERS: u32 = 2;
 
 #[repr(C)]
 #[derive(Default)]
-struct Load {
+struct BpfProgramLoad {
     kind: u32,
     count: u32,
     instructions: u64,
@@ -45,7 +45,7 @@ struct Load {
 }
 
 #[repr(C)]
-struct Attach {
+struct BpfAttach {
     group: u32,
     program: u32,
     at: u32,
@@ -54,7 +54,7 @@ struct Attach {
 
 #[repr(C)]
 #[derive(Default)]
-struct Query {
+struct BpfQuery {
     group: u32,
     at: u32,
     query_flags: u32,
@@ -70,14 +70,14 @@ struct Query {
 }
 
 #[repr(C)]
-struct ById {
+struct BpfProgramById {
     id: u32,
     next: u32,
     flags: u32,
 }
 
 #[repr(C)]
-struct InfoOf {
+struct BpfInfoRequest {
     program: u32,
     bytes: u32,
     info: u64,
@@ -86,7 +86,7 @@ struct InfoOf {
 /// `bpf_prog_info`, as far as its name.
 #[repr(C)]
 #[derive(Default)]
-struct Info {
+struct BpfProgramInfo {
     before: [u64; 8],
     name: [u8; NAME_BYTES],
 }
@@ -118,14 +118,14 @@ fn address<T>(of: *const T) -> u64 {
 ///
 /// # Errors
 /// The kernel has no such programs, does not take this one, or this process may not do so.
-pub fn load(program: &[Instruction], name: &str) -> io::Result<OwnedFd> {
+pub fn load(program: &[BpfInstruction], name: &str) -> io::Result<OwnedFd> {
     let license = *b"Apache-2.0\0";
-    let mut attr = Load {
+    let mut attr = BpfProgramLoad {
         kind: TYPE_DEVICE,
         count: u32::try_from(program.len()).map_err(io::Error::other)?,
         instructions: address(program.as_ptr()),
         license: address(license.as_ptr()),
-        ..Load::default()
+        ..BpfProgramLoad::default()
     };
     for (place, byte) in attr.name[..NAME_BYTES - 1].iter_mut().zip(name.bytes()) {
         *place = byte;
@@ -158,7 +158,7 @@ fn finish(
 
 /// Lets a group, opened as a directory, be asked by this program too.
 pub fn attach(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
-    let mut attr = Attach {
+    let mut attr = BpfAttach {
         group: number(group.as_fd()),
         program: number(program.as_fd()),
         at: AT_DEVICE,
@@ -169,7 +169,7 @@ pub fn attach(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
 
 /// Takes a program from a group.
 pub fn detach(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
-    let mut attr = Attach {
+    let mut attr = BpfAttach {
         group: number(group.as_fd()),
         program: number(program.as_fd()),
         at: AT_DEVICE,
@@ -181,18 +181,18 @@ pub fn detach(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
 /// Programs of that name that a group has itself.
 pub fn attached(group: impl AsFd, name: &str) -> io::Result<Vec<OwnedFd>> {
     let mut ids = [0u32; MAX_ATTACHED];
-    let mut query = Query {
+    let mut query = BpfQuery {
         group: number(group.as_fd()),
         at: AT_DEVICE,
         ids: address(ids.as_mut_ptr()),
         count: u32::try_from(MAX_ATTACHED).map_err(io::Error::other)?,
-        ..Query::default()
+        ..BpfQuery::default()
     };
     call(PROG_QUERY, &mut query)?;
     let count = usize::try_from(query.count).unwrap_or(0).min(MAX_ATTACHED);
     let mut found = Vec::new();
     for id in &ids[..count] {
-        let mut by_id = ById {
+        let mut by_id = BpfProgramById {
             id: *id,
             next: 0,
             flags: 0,
@@ -211,10 +211,10 @@ pub fn attached(group: impl AsFd, name: &str) -> io::Result<Vec<OwnedFd>> {
 }
 
 fn name_of(program: &OwnedFd) -> io::Result<String> {
-    let mut info = Info::default();
-    let mut of = InfoOf {
+    let mut info = BpfProgramInfo::default();
+    let mut of = BpfInfoRequest {
         program: number(program.as_fd()),
-        bytes: u32::try_from(size_of::<Info>()).map_err(io::Error::other)?,
+        bytes: u32::try_from(size_of::<BpfProgramInfo>()).map_err(io::Error::other)?,
         info: address(&raw mut info),
     };
     call(OBJ_GET_INFO_BY_FD, &mut of)?;

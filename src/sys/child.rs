@@ -23,7 +23,7 @@ use smol::future;
 
 use super::{
     pidfd,
-    spawn::{self, Program},
+    spawn::{self, SpawnProgram},
     turn,
 };
 
@@ -39,7 +39,7 @@ static ABANDONED: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// Standard input of a child.
 #[derive(Debug, Default)]
-pub enum Input {
+pub enum ChildInput {
     /// `/dev/null`.
     #[default]
     Null,
@@ -51,7 +51,7 @@ pub enum Input {
 
 /// Target of a child's standard output or error.
 #[derive(Debug, Default)]
-pub enum Sink {
+pub enum OutputSink {
     /// `/dev/null`.
     #[default]
     Null,
@@ -71,9 +71,9 @@ pub struct Command {
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     cwd: PathBuf,
-    stdin: Input,
-    stdout: Sink,
-    stderr: Sink,
+    stdin: ChildInput,
+    stdout: OutputSink,
+    stderr: OutputSink,
     keep: Vec<OwnedFd>,
     exe: Option<Arc<OwnedFd>>,
     cgroups: Vec<PathBuf>,
@@ -90,9 +90,9 @@ impl Command {
             args: Vec::new(),
             env: Vec::new(),
             cwd: "/".into(),
-            stdin: Input::Null,
-            stdout: Sink::Null,
-            stderr: Sink::Null,
+            stdin: ChildInput::Null,
+            stdout: OutputSink::Null,
+            stderr: OutputSink::Null,
             keep: Vec::new(),
             exe: None,
             cgroups: Vec::new(),
@@ -135,28 +135,28 @@ impl Command {
         self
     }
 
-    /// Sets standard input (default [`Input::Null`]).
-    pub fn stdin(mut self, input: Input) -> Self {
+    /// Sets standard input (default [`ChildInput::Null`]).
+    pub fn stdin(mut self, input: ChildInput) -> Self {
         self.stdin = input;
         self
     }
 
-    /// Sets standard output (default [`Sink::Null`]).
-    pub fn stdout(mut self, sink: Sink) -> Self {
+    /// Sets standard output (default [`OutputSink::Null`]).
+    pub fn stdout(mut self, sink: OutputSink) -> Self {
         self.stdout = sink;
         self
     }
 
-    /// Sets standard error (default [`Sink::Null`]).
-    pub fn stderr(mut self, sink: Sink) -> Self {
+    /// Sets standard error (default [`OutputSink::Null`]).
+    pub fn stderr(mut self, sink: OutputSink) -> Self {
         self.stderr = sink;
         self
     }
 
     /// Captures both outputs, each up to `limit` bytes.
     pub fn capture(self, limit: usize) -> Self {
-        self.stdout(Sink::Capture(limit))
-            .stderr(Sink::Capture(limit))
+        self.stdout(OutputSink::Capture(limit))
+            .stderr(OutputSink::Capture(limit))
     }
 
     /// Lets the child inherit `fd` under the number it has here.
@@ -187,9 +187,9 @@ impl Command {
             procs.push(file.map_err(|e| named(&e, &path))?);
         }
         let (stdin, input) = match self.stdin {
-            Input::Null => (null()?, None),
-            Input::Fd(fd) => (fd, None),
-            Input::Bytes(bytes) => {
+            ChildInput::Null => (null()?, None),
+            ChildInput::Fd(fd) => (fd, None),
+            ChildInput::Bytes(bytes) => {
                 let (reader, writer) = io::pipe()?;
                 (reader.into(), Some((writer, bytes)))
             }
@@ -206,7 +206,7 @@ impl Command {
         for (key, value) in &self.env {
             env.push(text(&[key.as_bytes(), b"=", value.as_bytes()].concat())?);
         }
-        let pid = spawn::spawn(&Program {
+        let pid = spawn::spawn(&SpawnProgram {
             path: &text(self.program.as_os_str().as_bytes())?,
             args: &args,
             env: &env,
@@ -240,7 +240,7 @@ impl Command {
 /// - Shape: what both sinks captured; empty for other sinks.
 /// - Errors: the start failed; `TimedOut` if it ran longer than `timeout`: its whole process group was killed and the
 ///   text holds the end of what it wrote to a captured standard error.
-pub async fn run(command: Command, timeout: Option<Duration>) -> io::Result<Output> {
+pub async fn run(command: Command, timeout: Option<Duration>) -> io::Result<ChildOutput> {
     let name = command.program.clone();
     let mut child = command.spawn()?;
     let mut stdout = child.stdout.take();
@@ -274,7 +274,7 @@ pub async fn run(command: Command, timeout: Option<Duration>) -> io::Result<Outp
         // Not ended even now: dropping it leaves it to a later reaping.
         let _ = future::or(child.wait(), late).await;
     }
-    let finish = |capture: Option<Capture>| {
+    let finish = |capture: Option<OutputCapture>| {
         capture.map_or_else(Default::default, |mut c| {
             c.drain();
             (c.bytes, c.lost)
@@ -293,7 +293,7 @@ pub async fn run(command: Command, timeout: Option<Duration>) -> io::Result<Outp
             ),
         ));
     };
-    Ok(Output {
+    Ok(ChildOutput {
         status,
         stdout,
         stderr,
@@ -303,7 +303,7 @@ pub async fn run(command: Command, timeout: Option<Duration>) -> io::Result<Outp
 
 /// Exit status and output of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Output {
+pub struct ChildOutput {
     /// Exit code or signal.
     pub status: ExitStatus,
     /// Captured output, at most the sink's limit.
@@ -314,7 +314,7 @@ pub struct Output {
     pub truncated: bool,
 }
 
-impl Output {
+impl ChildOutput {
     /// The exit code; 128 + signal for a signalled child, as shells have it.
     #[must_use]
     pub fn code(&self) -> i32 {
@@ -339,8 +339,8 @@ pub struct Child {
     polite: bool,
     pidfd: Option<Arc<OwnedFd>>,
     input: Option<(Async<PipeWriter>, Vec<u8>)>,
-    stdout: Option<Capture>,
-    stderr: Option<Capture>,
+    stdout: Option<OutputCapture>,
+    stderr: Option<OutputCapture>,
 }
 
 impl Child {
@@ -439,14 +439,14 @@ pub(super) fn close_on_exec_from(first: libc::c_uint) {
 
 /// A captured stream.
 #[derive(Debug)]
-struct Capture {
+struct OutputCapture {
     pipe: Async<PipeReader>,
     bytes: Vec<u8>,
     limit: usize,
     lost: bool,
 }
 
-impl Capture {
+impl OutputCapture {
     fn take(&mut self, chunk: &[u8]) {
         let room = self.limit - self.bytes.len();
         let part = &chunk[..chunk.len().min(room)];
@@ -473,7 +473,7 @@ impl Capture {
     }
 }
 
-async fn pump(capture: Option<&mut Capture>) {
+async fn pump(capture: Option<&mut OutputCapture>) {
     let Some(capture) = capture else { return };
     // Small: it lives in the future while the child runs, and a pipe's wake-ups bring little at a time.
     let mut chunk = [0; 1024];
@@ -504,13 +504,13 @@ async fn feed(input: Option<(Async<PipeWriter>, Vec<u8>)>) {
     }
 }
 
-fn sink(sink: Sink) -> io::Result<(OwnedFd, Option<Capture>)> {
+fn sink(sink: OutputSink) -> io::Result<(OwnedFd, Option<OutputCapture>)> {
     Ok(match sink {
-        Sink::Null => (null()?, None),
-        Sink::Fd(fd) => (fd, None),
-        Sink::Capture(limit) => {
+        OutputSink::Null => (null()?, None),
+        OutputSink::Fd(fd) => (fd, None),
+        OutputSink::Capture(limit) => {
             let (reader, writer) = io::pipe()?;
-            let capture = Capture {
+            let capture = OutputCapture {
                 pipe: Async::new(reader)?,
                 bytes: Vec::new(),
                 limit,
@@ -559,7 +559,7 @@ mod tests {
         Command::new("/bin/sh").args(["-c", script]).capture(64)
     }
 
-    fn go(command: Command) -> io::Result<Output> {
+    fn go(command: Command) -> io::Result<ChildOutput> {
         smol::block_on(run(command, Some(Duration::from_secs(20))))
     }
 
@@ -569,7 +569,7 @@ mod tests {
         let (reader, mut writer) = io::pipe().expect("pipe");
         writer.write_all(&[b'y'; BYTES]).expect("room for all");
         drop(writer);
-        let mut capture = Capture {
+        let mut capture = OutputCapture {
             pipe: Async::new(reader).expect("async"),
             bytes: Vec::new(),
             limit: 10,
@@ -674,13 +674,13 @@ mod tests {
         let bytes = vec![b'x'; 300_000];
         let counted = go(sh("wc -c")
             .env("PATH", "/usr/bin:/bin")
-            .stdin(Input::Bytes(bytes.clone())));
+            .stdin(ChildInput::Bytes(bytes.clone())));
         assert_eq!(counted.expect("run").stdout, b"300000\n");
-        let unread = go(sh("exit 0").stdin(Input::Bytes(bytes.clone())));
+        let unread = go(sh("exit 0").stdin(ChildInput::Bytes(bytes.clone())));
         assert_eq!(unread.expect("run").code(), 0);
         let echoed = go(sh("cat")
             .env("PATH", "/usr/bin:/bin")
-            .stdin(Input::Bytes(bytes)));
+            .stdin(ChildInput::Bytes(bytes)));
         let echoed = echoed.expect("run");
         assert_eq!((echoed.stdout.len(), echoed.truncated), (64, true));
     }
@@ -692,7 +692,7 @@ mod tests {
         let script = "cat <&0 >/dev/null & echo done";
         let output = go(sh(script)
             .env("PATH", "/usr/bin:/bin")
-            .stdin(Input::Fd(reader.into())));
+            .stdin(ChildInput::Fd(reader.into())));
         assert_eq!(output.expect("run").stdout, b"done\n");
         drop(writer);
     }
@@ -703,7 +703,7 @@ mod tests {
         let (mut reader, writer) = io::pipe().expect("pipe");
         let command = sh(script)
             .env("PATH", "/usr/bin:/bin")
-            .stdout(Sink::Fd(writer.into()));
+            .stdout(OutputSink::Fd(writer.into()));
         let error =
             smol::block_on(run(command, Some(Duration::from_millis(300)))).expect_err("late");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

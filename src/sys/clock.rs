@@ -4,7 +4,7 @@
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::api::{Mono, Wall};
+use crate::api::{MonoTime, WallTime};
 
 /// Seconds are 64 bits wide on every board, so that time goes on after January 2038. With musl on 32 bits this needs the
 /// flag in `.cargo/config.toml`.
@@ -12,19 +12,19 @@ const _: () = assert!(size_of::<TimeSpec>() >= 16);
 
 /// Milliseconds since boot, suspend included (`CLOCK_BOOTTIME`).
 #[must_use]
-pub fn mono() -> Mono {
-    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Mono(0), |t| {
+pub fn mono() -> MonoTime {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(MonoTime(0), |t| {
         let seconds = u64::try_from(t.tv_sec()).unwrap_or(0);
         let millis = u64::try_from(t.tv_nsec() / 1_000_000).unwrap_or(0);
-        Mono(seconds * 1000 + millis)
+        MonoTime(seconds * 1000 + millis)
     })
 }
 
 /// Wall-clock time (`CLOCK_REALTIME`).
 #[must_use]
-pub fn wall() -> Wall {
-    clock_gettime(ClockId::CLOCK_REALTIME).map_or(Wall(0), |t| {
-        Wall(i64::from(t.tv_sec()) * 1_000_000_000 + i64::from(t.tv_nsec()))
+pub fn wall() -> WallTime {
+    clock_gettime(ClockId::CLOCK_REALTIME).map_or(WallTime(0), |t| {
+        WallTime(i64::from(t.tv_sec()) * 1_000_000_000 + i64::from(t.tv_nsec()))
     })
 }
 
@@ -90,6 +90,6 @@ mod tests {
     #[test]
     #[ignore = "needs a clock far ahead: `cargo xtask test` gives it one by a time namespace"]
     fn the_clock_is_read_whole() {
-        assert!(mono() > Mono((1 << 31) * 1000));
+        assert!(mono() > MonoTime((1 << 31) * 1000));
     }
 }

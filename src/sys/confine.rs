@@ -35,7 +35,7 @@ const CAPABILITY_WORDS: usize = 2;
 
 /// A system call that stays possible.
 #[derive(Debug)]
-pub struct AllowedCall {
+pub struct AllowedSyscall {
     /// Number.
     pub number: libc::c_long,
     /// Values that its first arguments must have, in their lower 32 bits.
@@ -66,13 +66,13 @@ pub fn leave_host(at: &Path) -> io::Result<()> {
 /// Takes all capabilities out of all sets, and the way to get any by running a program.
 pub fn drop_capabilities() -> io::Result<()> {
     #[repr(C)]
-    struct Header {
+    struct CapabilityHeader {
         version: u32,
         pid: libc::c_int,
     }
     #[repr(C)]
     #[derive(Clone, Copy, Default)]
-    struct Sets {
+    struct CapabilitySets {
         effective: u32,
         permitted: u32,
         inheritable: u32,
@@ -87,11 +87,11 @@ pub fn drop_capabilities() -> io::Result<()> {
     }
     let clear = libc::c_ulong::try_from(libc::PR_CAP_AMBIENT_CLEAR_ALL).unwrap_or(0);
     prctl(libc::PR_CAP_AMBIENT, clear, 0)?;
-    let header = Header {
+    let header = CapabilityHeader {
         version: CAPABILITY_VERSION,
         pid: 0,
     };
-    let none = [Sets::default(); CAPABILITY_WORDS];
+    let none = [CapabilitySets::default(); CAPABILITY_WORDS];
     // SAFETY: a header, and as many words as its version has.
     let done = unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) };
     Errno::result(done)?;
@@ -100,7 +100,7 @@ pub fn drop_capabilities() -> io::Result<()> {
 
 /// Refuses all system calls (EPERM) but these from now on, also of programs that the process becomes. It must have no new
 /// privileges. A kernel without such filters refuses none, as with the profiles of containers.
-pub fn allow_only(calls: &[AllowedCall]) -> io::Result<()> {
+pub fn allow_only(calls: &[AllowedSyscall]) -> io::Result<()> {
     install(&mut filter(calls))
 }
 
@@ -119,7 +119,7 @@ fn install(filter: &mut [libc::sock_filter]) -> io::Result<()> {
 }
 
 /// Instructions of classic BPF over `seccomp_data`.
-fn filter(calls: &[AllowedCall]) -> Vec<libc::sock_filter> {
+fn filter(calls: &[AllowedSyscall]) -> Vec<libc::sock_filter> {
     // The word at `k`; go on if it is `k`, else by `jf` further; the answer `k`.
     const LOAD: u16 = 0x20;
     const IS: u16 = 0x15;
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn other_system_calls_are_refused() {
-        let call = |number, first: &[u32]| AllowedCall {
+        let call = |number, first: &[u32]| AllowedSyscall {
             number,
             first: first.to_vec(),
         };

@@ -45,7 +45,7 @@ pub fn file_system(path: &Path) -> io::Result<FsInfo> {
 /// # Errors
 /// It is not there, cannot be read, or is too large to be counted (see [`is_too_large`]).
 pub async fn of(lane: &Lane, dir: PathBuf) -> io::Result<DiskUsage> {
-    let mut walk = Walk::new(dir);
+    let mut walk = UsageWalk::new(dir);
     // Bounded: by the walk, each step of which waits for the lane.
     loop {
         let step = lane.run(move || walk.step().map(|done| (done, walk)));
@@ -63,7 +63,7 @@ pub fn is_too_large(e: &io::Error) -> bool {
 }
 
 /// A walk that can be interrupted between two directories.
-struct Walk {
+struct UsageWalk {
     root: PathBuf,
     /// Directories to be walked, relative to the root.
     waiting: Vec<PathBuf>,
@@ -73,7 +73,7 @@ struct Walk {
     sum: DiskUsage,
 }
 
-impl Walk {
+impl UsageWalk {
     fn new(root: PathBuf) -> Self {
         Self {
             root,
@@ -227,7 +227,7 @@ mod tests {
                 fs::write(below.join(m.to_string()), "").expect("file");
             }
         }
-        let mut walk = Walk::new(dir.clone());
+        let mut walk = UsageWalk::new(dir.clone());
         let mut slices = 1;
         while !walk.step().expect("step") {
             slices += 1;
@@ -235,12 +235,12 @@ mod tests {
         assert!(slices >= 2, "{slices} slices");
         let files = u64::try_from(5 * (SLICE_ENTRIES / 2)).expect("small");
         assert_eq!(walk.sum.inodes_used, files + 6);
-        let mut walk = Walk::new(dir.clone());
+        let mut walk = UsageWalk::new(dir.clone());
         walk.counted = MAX_ENTRIES;
         let refused = walk.step().expect_err("too much");
         assert!(is_too_large(&refused), "{refused}");
         // A directory that became a link meanwhile is not followed.
-        let mut walk = Walk::new(dir.clone());
+        let mut walk = UsageWalk::new(dir.clone());
         walk.waiting.push(PathBuf::from("link"));
         walk.waiting_bytes += "link".len();
         std::os::unix::fs::symlink("/usr", dir.join("link")).expect("symlink");

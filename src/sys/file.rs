@@ -71,14 +71,14 @@ pub mod watched {
 
     /// Callback of a test: is told of a file or directory that is about to change, or that was synced. An error makes
     /// the change fail.
-    pub type Watcher = Rc<dyn Fn(&Path, bool) -> io::Result<()>>;
+    pub type FileChangeWatcher = Rc<dyn Fn(&Path, bool) -> io::Result<()>>;
 
     thread_local! {
-        static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
+        static WATCHER: RefCell<Option<FileChangeWatcher>> = const { RefCell::new(None) };
     }
 
     /// Sets the watcher of this thread's changes.
-    pub fn watch(watcher: Option<Watcher>) {
+    pub fn watch(watcher: Option<FileChangeWatcher>) {
         WATCHER.set(watcher);
     }
 

@@ -35,10 +35,10 @@ const FINE_STEP_BYTES: usize = 256;
 /// Alignment of every piece of the allocator, in bytes.
 const NATURAL_ALIGN: usize = 2 * size_of::<usize>();
 
-static HEAP: Mutex<Dlmalloc<Pages>> = Mutex::new(new());
+static HEAP: Mutex<Dlmalloc<SystemPages>> = Mutex::new(new());
 
-const fn new() -> Dlmalloc<Pages> {
-    Dlmalloc::new_with_allocator(Pages {
+const fn new() -> Dlmalloc<SystemPages> {
+    Dlmalloc::new_with_allocator(SystemPages {
         page_bytes: 0,
         may_grow: true,
     })
@@ -49,7 +49,7 @@ const fn new() -> Dlmalloc<Pages> {
 pub struct Heap;
 
 /// Locks the heap. Keeps `errno`: callers of an allocator do not expect it to change.
-fn lock() -> MutexGuard<'static, Dlmalloc<Pages>> {
+fn lock() -> MutexGuard<'static, Dlmalloc<SystemPages>> {
     let mut heap = HEAP.try_lock().unwrap_or_else(|_| {
         let errno = Errno::last_raw();
         let heap = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,7 +63,7 @@ fn lock() -> MutexGuard<'static, Dlmalloc<Pages>> {
 }
 
 /// Sets the sizes that are known only while the program runs. A heap that was used must not be moved.
-fn make_ready(heap: &mut Dlmalloc<Pages>) {
+fn make_ready(heap: &mut Dlmalloc<SystemPages>) {
     let page = usize::try_from(super::pages::bytes()).unwrap_or(GRANULE_BYTES);
     heap.allocator_mut().page_bytes = page;
     // Both are powers of two, so the larger is one too.
@@ -135,7 +135,7 @@ pub fn trim() {
 
 /// Takes each free piece of a page or more, the largest first and so nearly whole, drops its pages, and gives it back.
 /// Pages at both ends stay: the allocator keeps its data of a piece there.
-fn trim_heap(heap: &mut Dlmalloc<Pages>) {
+fn trim_heap(heap: &mut Dlmalloc<SystemPages>) {
     // SAFETY: releases free memory only.
     unsafe { heap.trim(0) };
     heap.allocator_mut().may_grow = false;
@@ -181,7 +181,7 @@ fn drop_pages(piece: *mut u8, bytes: usize, page: usize) {
 }
 
 /// Memory of the system.
-struct Pages {
+struct SystemPages {
     /// Bytes of a page; 0 until the heap is first used.
     page_bytes: usize,
     /// False while free pieces are looked for: then the heap must not grow.
@@ -189,7 +189,7 @@ struct Pages {
 }
 
 // SAFETY: mappings are of the size that is said, private, and used by this heap only.
-unsafe impl Allocator for Pages {
+unsafe impl Allocator for SystemPages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let size = size.next_multiple_of(self.page_bytes);
         let at = if self.may_grow {

@@ -28,28 +28,28 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_APART: usize = 256;
 
 /// Result of a job. All jobs share this type, so that queue and answers are in the program once, not once for each job.
-type Answer = Box<dyn Any + Send>;
+type JobAnswer = Box<dyn Any + Send>;
 
-struct Job {
-    work: Box<dyn FnOnce() -> Answer + Send>,
-    reply: Sender<Answer>,
+struct LaneJob {
+    work: Box<dyn FnOnce() -> JobAnswer + Send>,
+    reply: Sender<JobAnswer>,
 }
 
 /// Worker threads and their queue.
 #[derive(Clone)]
 pub struct Lane {
     /// `None`: jobs run where they are asked for.
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<LaneJob>>,
     /// Owners of the jobs that run apart.
-    apart: Owners,
+    apart: JobOwners,
 }
 
 /// Owners of jobs that have not ended, in order.
-type Owners = Arc<Mutex<BTreeSet<String>>>;
+type JobOwners = Arc<Mutex<BTreeSet<String>>>;
 
 /// Reason why a job that ran apart has no result.
 #[derive(Debug, thiserror::Error)]
-pub enum ApartError {
+pub enum HostFileJobError {
     /// The job still runs, or it was not begun: the owner's job before it, or too many jobs, run.
     #[error("files of the host do not answer: is the server of a network file system gone?")]
     NoAnswer,
@@ -59,14 +59,14 @@ pub enum ApartError {
 }
 
 /// A running job of an owner; dropping it makes room for the next.
-struct Place {
-    owners: Owners,
+struct OwnerSlot {
+    owners: JobOwners,
     owner: String,
 }
 
-impl Place {
+impl OwnerSlot {
     /// `None`: the owner has a job already, or there are too many.
-    fn take(owners: &Owners, owner: &str) -> Option<Self> {
+    fn take(owners: &JobOwners, owner: &str) -> Option<Self> {
         let mut all = owners.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = all.len() < MAX_APART && all.insert(owner.to_owned());
         is_first.then(|| Self {
@@ -76,7 +76,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for OwnerSlot {
     fn drop(&mut self) {
         let mut all = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(&self.owner);
@@ -91,7 +91,7 @@ impl Lane {
 
     /// Starts a lane of several threads that share one queue: jobs begin in order and may overtake each other.
     pub fn start_threads(name: &str, threads: usize, stack_bytes: usize) -> io::Result<Self> {
-        let (jobs, queue) = bounded::<Job>(LANE_QUEUE);
+        let (jobs, queue) = bounded::<LaneJob>(LANE_QUEUE);
         for _ in 0..threads {
             let queue = queue.clone();
             thread::Builder::new()
@@ -106,7 +106,7 @@ impl Lane {
         }
         Ok(Self {
             jobs: Some(jobs),
-            apart: Owners::default(),
+            apart: JobOwners::default(),
         })
     }
 
@@ -130,23 +130,23 @@ impl Lane {
         &self,
         owner: &str,
         job: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, ApartError> {
+    ) -> Result<T, HostFileJobError> {
         if self.jobs.is_none() {
             return Ok(job());
         }
-        let work = Box::new(move || Box::new(job()) as Answer);
+        let work = Box::new(move || Box::new(job()) as JobAnswer);
         let answer = apart(&self.apart, owner, ANSWER_TIMEOUT, work).await?;
         Ok(*answer.downcast().expect("it is what the job came to"))
     }
 }
 
 async fn apart(
-    owners: &Owners,
+    owners: &JobOwners,
     owner: &str,
     limit: Duration,
-    work: Box<dyn FnOnce() -> Answer + Send>,
-) -> Result<Answer, ApartError> {
-    let place = Place::take(owners, owner).ok_or(ApartError::NoAnswer)?;
+    work: Box<dyn FnOnce() -> JobAnswer + Send>,
+) -> Result<JobAnswer, HostFileJobError> {
+    let place = OwnerSlot::take(owners, owner).ok_or(HostFileJobError::NoAnswer)?;
     let job = move || {
         let answer = work();
         // Before the answer is sent: the owner may ask again at once.
@@ -155,19 +155,19 @@ async fn apart(
     };
     let done = async {
         let done = on_fresh_thread("host-files", job).await;
-        done.map_err(ApartError::Thread)
+        done.map_err(HostFileJobError::Thread)
     };
     let late = async {
         Timer::after(limit).await;
-        Err(ApartError::NoAnswer)
+        Err(HostFileJobError::NoAnswer)
     };
     future::or(done, late).await
 }
 
 /// Queues a job for the threads that read `jobs`, and waits for its result.
-async fn answer(jobs: &Sender<Job>, work: Box<dyn FnOnce() -> Answer + Send>) -> Answer {
+async fn answer(jobs: &Sender<LaneJob>, work: Box<dyn FnOnce() -> JobAnswer + Send>) -> JobAnswer {
     let (reply, answer) = bounded(1);
-    jobs.send(Job { work, reply })
+    jobs.send(LaneJob { work, reply })
         .await
         .expect("a lane's thread lives as long as the agent");
     answer.recv().await.expect("a lane answers every job")
@@ -237,7 +237,7 @@ mod testing {
         pub fn inline() -> Self {
             Self {
                 jobs: None,
-                apart: super::Owners::default(),
+                apart: super::JobOwners::default(),
             }
         }
     }
@@ -255,12 +255,12 @@ mod tests {
             let lane = Lane::start("test").expect("a thread");
             let (server, hangs) = mpsc::channel::<()>();
             let limit = Duration::from_millis(20);
-            let hanging = Box::new(move || Box::new(hangs.recv().is_ok()) as Answer);
+            let hanging = Box::new(move || Box::new(hangs.recv().is_ok()) as JobAnswer);
             let first = apart(&lane.apart, "a", limit, hanging).await;
-            assert!(matches!(first, Err(ApartError::NoAnswer)), "in time");
+            assert!(matches!(first, Err(HostFileJobError::NoAnswer)), "in time");
             // No second thread for it.
             let again = lane.run_apart("a", || ()).await;
-            assert!(matches!(again, Err(ApartError::NoAnswer)), "at once");
+            assert!(matches!(again, Err(HostFileJobError::NoAnswer)), "at once");
             assert_eq!(lane.run_apart("b", || 1).await.expect("another's"), 1);
             assert_eq!(lane.run(|| 2).await, 2, "the lane goes on");
             server.send(()).expect("it waits");
@@ -277,8 +277,8 @@ mod tests {
 
     #[test]
     fn no_more_hang_than_there_is_room_for() {
-        let owners = Owners::default();
-        let take = |n: usize| Place::take(&owners, &n.to_string());
+        let owners = JobOwners::default();
+        let take = |n: usize| OwnerSlot::take(&owners, &n.to_string());
         let mut all: Vec<_> = (0..MAX_APART).map(|n| take(n).expect("room")).collect();
         assert!(take(MAX_APART).is_none());
         all.pop();

@@ -191,11 +191,11 @@ pub fn is_mount_point(target: &Path) -> io::Result<bool> {
 }
 
 /// The mount that `path` lies on; without links and `..`.
-pub fn holding(path: &Path) -> io::Result<Option<Mount>> {
-    let mut on: Option<Mount> = None;
+pub fn holding(path: &Path) -> io::Result<Option<MountEntry>> {
+    let mut on: Option<MountEntry> = None;
     each_mount(|m| {
         // Of mounts at the same place the last is on top.
-        let depth = |m: &Mount| m.target.components().count();
+        let depth = |m: &MountEntry| m.target.components().count();
         if path.starts_with(&m.target) && on.as_ref().is_none_or(|on| depth(&m) >= depth(on)) {
             on = Some(m);
         }
@@ -223,8 +223,8 @@ pub fn unbind(dir: &Path) -> io::Result<()> {
 
 /// Returns true if the last of `mounts`, all at `dir` or above it, is a mount at `dir` that shows the same as the one
 /// before.
-fn bound_onto_itself(dir: &Path, mounts: &[Mount]) -> bool {
-    let shown = |m: &Mount| {
+fn bound_onto_itself(dir: &Path, mounts: &[MountEntry]) -> bool {
+    let shown = |m: &MountEntry| {
         let rest = dir.strip_prefix(&m.target).ok()?;
         Some((m.device.clone(), m.root.join(rest)))
     };
@@ -236,7 +236,7 @@ fn bound_onto_itself(dir: &Path, mounts: &[Mount]) -> bool {
 
 /// A mount: a line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
+pub struct MountEntry {
     /// Major and minor number of the file system.
     pub device: String,
     /// Directory of the file system that is shown.
@@ -259,16 +259,16 @@ pub struct Mount {
 
 /// Calls `f` for every mount of this namespace, in the order of mounting. Source: proc_pid_mountinfo(5).
 /// A table longer than [`MAX_MOUNTINFO_BYTES`] is an error: half of it would make mounts look gone.
-pub fn each_mount(f: impl FnMut(Mount)) -> io::Result<()> {
+pub fn each_mount(f: impl FnMut(MountEntry)) -> io::Result<()> {
     read_mounts(File::open("/proc/thread-self/mountinfo")?, f)
 }
 
 /// As [`each_mount`], for the mount namespace of process `pid`, below its root directory.
-pub fn each_mount_of(pid: i32, f: impl FnMut(Mount)) -> io::Result<()> {
+pub fn each_mount_of(pid: i32, f: impl FnMut(MountEntry)) -> io::Result<()> {
     read_mounts(File::open(format!("/proc/{pid}/mountinfo"))?, f)
 }
 
-fn read_mounts(file: File, mut f: impl FnMut(Mount)) -> io::Result<()> {
+fn read_mounts(file: File, mut f: impl FnMut(MountEntry)) -> io::Result<()> {
     let mut lines = BufReader::new(file.take(MAX_MOUNTINFO_BYTES));
     let mut line = Vec::new();
     loop {
@@ -285,7 +285,7 @@ fn read_mounts(file: File, mut f: impl FnMut(Mount)) -> io::Result<()> {
     }
 }
 
-fn parse(line: &[u8]) -> Option<Mount> {
+fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.trim_ascii_end().split(|b| *b == b' ');
     let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
     let root = unescape(fields.next()?);
@@ -305,7 +305,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
             .next()
             .map(|f| String::from_utf8_lossy(&bytes(f)).into_owned())
     };
-    Some(Mount {
+    Some(MountEntry {
         device,
         root,
         target,
@@ -355,7 +355,7 @@ mod tests {
         let mount = parse(line).expect("a line");
         assert_eq!(
             mount,
-            Mount {
+            MountEntry {
                 device: "98:0".into(),
                 root: "/mnt1".into(),
                 target: "/mnt 2".into(),

@@ -15,7 +15,7 @@ use super::mount as mounts;
 
 /// The namespaces of one sandbox. A kind without a path stays the host's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sandbox {
+pub struct SandboxNamespaces {
     /// File to pin the network namespace at; its `lo` is brought up.
     pub net: Option<PathBuf>,
     /// File to pin the IPC namespace at.
@@ -31,7 +31,7 @@ pub struct Sandbox {
     pub sysctls: Vec<(String, String)>,
 }
 
-impl Sandbox {
+impl SandboxNamespaces {
     fn pins(&self) -> impl Iterator<Item = (&Path, &'static str, CloneFlags)> {
         [
             (&self.net, "net", CloneFlags::CLONE_NEWNET),
@@ -60,7 +60,7 @@ fn at(step: impl Into<String>) -> impl FnOnce(io::Error) -> NamespaceError {
 
 /// Makes and pins the namespaces. **The calling thread stays in them**: call it on one that ends afterwards
 /// ([`super::lane::on_fresh_thread`]).
-pub fn create(sandbox: &Sandbox) -> Result<(), NamespaceError> {
+pub fn create(sandbox: &SandboxNamespaces) -> Result<(), NamespaceError> {
     let flags = sandbox
         .pins()
         .fold(CloneFlags::empty(), |all, (_, _, flag)| all | flag);
@@ -75,7 +75,7 @@ pub fn create(sandbox: &Sandbox) -> Result<(), NamespaceError> {
     result
 }
 
-fn fill(sandbox: &Sandbox, flags: CloneFlags) -> Result<(), NamespaceError> {
+fn fill(sandbox: &SandboxNamespaces, flags: CloneFlags) -> Result<(), NamespaceError> {
     unshare(flags).map_err(|e| at("make namespaces")(e.into()))?;
     if sandbox.uts.is_some() && !sandbox.hostname.is_empty() {
         nix::unistd::sethostname(&sandbox.hostname)
@@ -103,7 +103,7 @@ fn fill(sandbox: &Sandbox, flags: CloneFlags) -> Result<(), NamespaceError> {
 
 /// Unpins the namespaces; the kernel ends them with their last process. Idempotent; goes on after an error and returns
 /// the first.
-pub fn remove(sandbox: &Sandbox) -> io::Result<()> {
+pub fn remove(sandbox: &SandboxNamespaces) -> io::Result<()> {
     let mut result = Ok(());
     for (path, _, _) in sandbox.pins() {
         // More than one mount can lie here if a crash came between pin and record.
@@ -233,7 +233,7 @@ mod tests {
         }
         let dir = crate::testing::unused_path("ns");
         fs::create_dir_all(dir.join("mqueue")).expect("dir");
-        let sandbox = Sandbox {
+        let sandbox = SandboxNamespaces {
             net: Some(dir.join("net")),
             ipc: Some(dir.join("ipc")),
             uts: Some(dir.join("uts")),
@@ -274,7 +274,7 @@ mod tests {
         remove(&sandbox).expect("remove");
         remove(&sandbox).expect("idempotent");
         assert!(!dir.join("net").exists());
-        let bad = Sandbox {
+        let bad = SandboxNamespaces {
             sysctls: vec![("net.no.such".into(), "1".into())],
             ..sandbox
         };

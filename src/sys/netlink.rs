@@ -71,11 +71,11 @@ const BRIDGE: u8 = 7;
 const INET6: u8 = 10;
 
 /// An address of an interface, and the length of its network part.
-pub(crate) type Address = (IpAddr, u8);
+pub(crate) type InterfaceAddress = (IpAddr, u8);
 
 /// An interface, as the kernel describes it.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct NetworkLink {
     pub(crate) index: u32,
     /// `bridge`, `veth`; empty for hardware and `lo`.
     pub(crate) kind: String,
@@ -85,8 +85,8 @@ pub(crate) struct Link {
 }
 
 /// Looks at an interface. `ENODEV` if there is none.
-pub(crate) fn find(name: &str) -> io::Result<Link> {
-    let mut body = Body::link(UNSPECIFIED, 0, 0);
+pub(crate) fn find(name: &str) -> io::Result<NetworkLink> {
+    let mut body = NetlinkBody::link(UNSPECIFIED, 0, 0);
     body.text(link::NAME, name)?;
     let answer = exchange(GETLINK, 0, &body)?;
     read_link(&answer).ok_or_else(half)
@@ -96,11 +96,11 @@ fn half() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "rtnetlink gave half an answer")
 }
 
-fn read_link(answer: &[u8]) -> Option<Link> {
+fn read_link(answer: &[u8]) -> Option<NetworkLink> {
     let index = answer.get(HEADER + 4..)?.first_chunk()?;
-    let mut found = Link {
+    let mut found = NetworkLink {
         index: u32::from_ne_bytes(*index),
-        ..Link::default()
+        ..NetworkLink::default()
     };
     for (kind, value) in attributes(answer.get(HEADER + LINK..)?) {
         match kind {
@@ -132,7 +132,7 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 
 /// Makes a bridge. One that is there is an error, `EEXIST`. `mtu` 0 leaves it to the kernel.
 pub(crate) fn create_bridge(name: &str, mtu: u32) -> io::Result<()> {
-    let mut body = Body::link(UNSPECIFIED, 0, 0);
+    let mut body = NetlinkBody::link(UNSPECIFIED, 0, 0);
     body.text(link::NAME, name)?;
     body.mtu(mtu)?;
     body.nest(link::INFO, |info| info.text(link::KIND, "bridge"))?;
@@ -148,7 +148,7 @@ pub(crate) fn create_pair(
     namespace: BorrowedFd<'_>,
 ) -> io::Result<()> {
     let namespace = u32::try_from(namespace.as_raw_fd()).map_err(io::Error::other)?;
-    let mut body = Body::link(UNSPECIFIED, 0, UP);
+    let mut body = NetlinkBody::link(UNSPECIFIED, 0, UP);
     body.text(link::NAME, host)?;
     body.mtu(mtu)?;
     body.number(link::MASTER, bridge)?;
@@ -156,7 +156,7 @@ pub(crate) fn create_pair(
         info.text(link::KIND, "veth")?;
         info.nest(link::DATA, |data| {
             data.nest(link::PEER, |peer| {
-                peer.0.extend(Body::link(UNSPECIFIED, 0, 0).0);
+                peer.0.extend(NetlinkBody::link(UNSPECIFIED, 0, 0).0);
                 peer.text(link::NAME, inner)?;
                 peer.mtu(mtu)?;
                 peer.number(link::NAMESPACE, namespace)
@@ -168,7 +168,7 @@ pub(crate) fn create_pair(
 
 /// Deletes an interface. Absent counts as deleted.
 pub(crate) fn delete(name: &str) -> io::Result<()> {
-    let mut body = Body::link(UNSPECIFIED, 0, 0);
+    let mut body = NetlinkBody::link(UNSPECIFIED, 0, 0);
     body.text(link::NAME, name)?;
     match ask(DELLINK, 0, &body) {
         Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(()),
@@ -178,25 +178,25 @@ pub(crate) fn delete(name: &str) -> io::Result<()> {
 
 /// Brings an interface up.
 pub(crate) fn up(interface: u32) -> io::Result<()> {
-    ask(SETLINK, 0, &Body::link(UNSPECIFIED, interface, UP))
+    ask(SETLINK, 0, &NetlinkBody::link(UNSPECIFIED, interface, UP))
 }
 
 /// Gives an interface a hardware address.
 pub(crate) fn set_hardware_address(interface: u32, address: &[u8]) -> io::Result<()> {
-    let mut body = Body::link(UNSPECIFIED, interface, 0);
+    let mut body = NetlinkBody::link(UNSPECIFIED, interface, 0);
     body.attribute(link::ADDRESS, address)?;
     ask(SETLINK, 0, &body)
 }
 
 /// Lets a port of a bridge send out packets that came in by it (hairpin).
 pub(crate) fn reflect(port: u32) -> io::Result<()> {
-    let mut body = Body::link(BRIDGE, port, 0);
+    let mut body = NetlinkBody::link(BRIDGE, port, 0);
     body.nest(link::PORT, |port| port.attribute(link::HAIRPIN, &[1]))?;
     ask(SETLINK, 0, &body)
 }
 
 /// Adds an address to an interface. One that is there counts as added.
-pub(crate) fn add_address(interface: u32, address: Address) -> io::Result<()> {
+pub(crate) fn add_address(interface: u32, address: InterfaceAddress) -> io::Result<()> {
     let body = address_body(interface, address)?;
     match ask(NEWADDR, CREATE_EXCLUSIVELY, &body) {
         Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
@@ -205,7 +205,7 @@ pub(crate) fn add_address(interface: u32, address: Address) -> io::Result<()> {
 }
 
 /// Removes an address from an interface. One that is not there counts as removed.
-pub(crate) fn remove_address(interface: u32, address: Address) -> io::Result<()> {
+pub(crate) fn remove_address(interface: u32, address: InterfaceAddress) -> io::Result<()> {
     let body = address_body(interface, address)?;
     match ask(DELADDR, 0, &body) {
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
@@ -213,7 +213,7 @@ pub(crate) fn remove_address(interface: u32, address: Address) -> io::Result<()>
     }
 }
 
-fn address_body(interface: u32, (ip, prefix): Address) -> io::Result<Body> {
+fn address_body(interface: u32, (ip, prefix): InterfaceAddress) -> io::Result<NetlinkBody> {
     const LOCAL: u16 = 2;
     const ADDRESS: u16 = 1;
     /// Flag: no other host has the address. IPv6 need not ask its neighbours for a second before it uses it.
@@ -223,7 +223,7 @@ fn address_body(interface: u32, (ip, prefix): Address) -> io::Result<Body> {
         IpAddr::V6(_) => (INET6, NO_DETECTION),
     };
     // struct ifaddrmsg: family, length of the prefix, flags, scope, interface
-    let mut body = Body(vec![family, prefix, flags, 0]);
+    let mut body = NetlinkBody(vec![family, prefix, flags, 0]);
     body.0.extend(interface.to_ne_bytes());
     body.ip(LOCAL, ip)?;
     body.ip(ADDRESS, ip)?;
@@ -237,7 +237,7 @@ pub(crate) fn add_default_route(interface: u32, gateway: IpAddr) -> io::Result<(
     const UNICAST: u8 = 1;
     let family = if gateway.is_ipv4() { INET } else { INET6 };
     // struct rtmsg: family, lengths of destination and source, type of service, table, protocol, scope, type, flags
-    let mut body = Body(vec![family, 0, 0, 0, MAIN_TABLE, BOOT, 0, UNICAST]);
+    let mut body = NetlinkBody(vec![family, 0, 0, 0, MAIN_TABLE, BOOT, 0, UNICAST]);
     body.0.extend([0; 4]);
     body.number(route::OUT, interface)?;
     body.ip(route::GATEWAY, gateway)?;
@@ -256,7 +256,7 @@ pub(crate) fn way_to(ip: IpAddr) -> io::Result<u32> {
         IpAddr::V6(_) => (INET6, 128),
     };
     // struct rtmsg: family, length of the destination; the rest is the kernel's to say
-    let mut body = Body(vec![family, bits]);
+    let mut body = NetlinkBody(vec![family, bits]);
     body.0.resize(ROUTE, 0);
     body.ip(route::DESTINATION, ip)?;
     let answer = exchange(GETROUTE, 0, &body)?;
@@ -270,9 +270,9 @@ fn read_way(answer: &[u8]) -> Option<u32> {
 }
 
 /// Body of a message: all that follows its header.
-struct Body(Vec<u8>);
+struct NetlinkBody(Vec<u8>);
 
-impl Body {
+impl NetlinkBody {
     /// `struct ifinfomsg`: family, type, interface (0: named by an attribute), flags, and which of them are meant.
     fn link(family: u8, interface: u32, flags: u32) -> Self {
         let mut bytes = vec![family, 0, 0, 0];
@@ -331,12 +331,12 @@ impl Body {
 }
 
 /// Sends a request and waits for its acknowledgement.
-fn ask(request: u16, flags: u16, body: &Body) -> io::Result<()> {
+fn ask(request: u16, flags: u16, body: &NetlinkBody) -> io::Result<()> {
     exchange(request, AND_ACK | flags, body).map(drop)
 }
 
 /// Sends a request and returns the first message of its answer unchanged, or the error in it.
-fn exchange(request: u16, flags: u16, body: &Body) -> io::Result<Vec<u8>> {
+fn exchange(request: u16, flags: u16, body: &NetlinkBody) -> io::Result<Vec<u8>> {
     let length = u32::try_from(HEADER + body.0.len()).map_err(io::Error::other)?;
     let mut message = Vec::with_capacity(HEADER + body.0.len());
     // struct nlmsghdr: length, type, flags, sequence, port
@@ -379,10 +379,10 @@ mod tests {
     #[test]
     fn the_loopback_is_found() {
         let lo = find("lo").expect("every machine has one");
-        let expected = Link {
+        let expected = NetworkLink {
             index: lo.index,
             hardware_address: vec![0; 6],
-            ..Link::default()
+            ..NetworkLink::default()
         };
         assert_eq!(lo, expected);
         assert_eq!(Ok(lo.index), nix::net::if_::if_nametoindex("lo"));
@@ -403,7 +403,7 @@ mod tests {
                 assert_eq!(way_to(ip).expect(own), lo, "{own}");
             }
         }
-        let mut body = Body(vec![INET, 32]);
+        let mut body = NetlinkBody(vec![INET, 32]);
         body.0.resize(ROUTE, 0);
         body.number(route::DESTINATION, 7).expect("short");
         body.number(route::OUT, 9).expect("short");
@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn half_answers() {
-        let mut body = Body::link(UNSPECIFIED, 7, 0);
+        let mut body = NetlinkBody::link(UNSPECIFIED, 7, 0);
         body.attribute(link::ADDRESS, &[1, 2, 3, 4, 5, 6])
             .expect("short");
         body.nest(link::INFO, |info| info.text(link::KIND, "bridge"))
@@ -424,7 +424,7 @@ mod tests {
         body.number(link::MASTER, 9).expect("short");
         let answer: Vec<u8> = [0; HEADER].into_iter().chain(body.0).collect();
         let whole = read_link(&answer).expect("whole");
-        let expected = Link {
+        let expected = NetworkLink {
             index: 7,
             kind: "bridge".into(),
             hardware_address: vec![1, 2, 3, 4, 5, 6],
@@ -434,7 +434,7 @@ mod tests {
         // A cut answer gives no interface, or a real one.
         for end in 0..answer.len() {
             let half = read_link(&answer[..end]);
-            assert_ne!(half, Some(Link::default()), "{end} bytes");
+            assert_ne!(half, Some(NetworkLink::default()), "{end} bytes");
         }
         let zeros = [0; 8];
         assert_eq!(attributes(&zeros).count(), 0, "a length of nothing ends");

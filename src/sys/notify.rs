@@ -7,11 +7,11 @@ use std::os::unix::net::UnixDatagram;
 
 /// The service manager's socket.
 #[derive(Debug)]
-pub struct Notify {
+pub struct ServiceNotifier {
     socket: UnixDatagram,
 }
 
-impl Notify {
+impl ServiceNotifier {
     /// Connects to the address in `NOTIFY_SOCKET`: a path, or `@` and an abstract name. Reading the environment, and
     /// hiding the variable from children, is the caller's affair.
     pub fn connect(address: &OsStr) -> io::Result<Self> {
@@ -66,7 +66,7 @@ mod tests {
             (by_path, path.as_os_str()),
             (by_name, format!("@{name}").as_ref()),
         ] {
-            let notify = Notify::connect(address).expect("connect");
+            let notify = ServiceNotifier::connect(address).expect("connect");
             for (sent, text) in [
                 (notify.ready(), "READY=1"),
                 (notify.watchdog(), "WATCHDOG=1"),
@@ -78,7 +78,7 @@ mod tests {
                 assert_eq!(&buffer[..len], text.as_bytes());
             }
         }
-        assert!(Notify::connect("vsock:1".as_ref()).is_err());
+        assert!(ServiceNotifier::connect("vsock:1".as_ref()).is_err());
         std::fs::remove_file(&path).expect("remove");
     }
 }

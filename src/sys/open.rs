@@ -25,7 +25,7 @@ pub fn dir(path: &Path) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// The node is another device now, or cannot be opened.
-pub fn device(wanted: &cri::Device) -> io::Result<Metadata> {
+pub fn device(wanted: &cri::ContainerDeviceNode) -> io::Result<Metadata> {
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
     let node = open(&*wanted.host_path, flags, Mode::empty())?;
     let metadata = File::from(node).metadata()?;

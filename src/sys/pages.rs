@@ -22,13 +22,13 @@ pub fn bytes() -> u64 {
 
 /// Zeroed bytes in whole pages. A page takes memory from when it is first written until it is released.
 #[derive(Debug)]
-pub struct Pages {
+pub struct PageBuffer {
     start: NonNull<c_void>,
     len: NonZeroUsize,
     page: usize,
 }
 
-impl Pages {
+impl PageBuffer {
     /// Maps at least `len` bytes, rounded up to whole pages (up to 64 KiB each on some boards).
     pub fn map(len: usize) -> nix::Result<Self> {
         let page = usize::try_from(bytes()).map_err(|_| nix::Error::EINVAL)?;
@@ -53,7 +53,7 @@ impl Pages {
     }
 }
 
-impl Deref for Pages {
+impl Deref for PageBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: mapped readable for `len` bytes as long as `self` lives; zero bytes are valid `u8`s.
@@ -61,14 +61,14 @@ impl Deref for Pages {
     }
 }
 
-impl DerefMut for Pages {
+impl DerefMut for PageBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; `&mut self` proves that it is the only view.
         unsafe { core::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len.get()) }
     }
 }
 
-impl Drop for Pages {
+impl Drop for PageBuffer {
     fn drop(&mut self) {
         // SAFETY: our mapping, and no slice of it outlives `self`.
         let done = unsafe { munmap(self.start, self.len.get()) };
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn released_pages_read_as_zero() {
-        let mut pages = Pages::map(100_000).expect("map");
+        let mut pages = PageBuffer::map(100_000).expect("map");
         assert!(pages.len() >= 100_000 && pages.iter().all(|b| *b == 0));
         pages.fill(7);
         let page = pages.page;

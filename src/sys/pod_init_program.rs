@@ -24,7 +24,7 @@ use nix::{
     sys::memfd::{MFdFlags, memfd_create},
 };
 
-use super::confine::{self, AllowedCall};
+use super::confine::{self, AllowedSyscall};
 
 /// Name of the file, for who reads maps of memory.
 const NAME: &CStr = c"pod-init";
@@ -291,8 +291,8 @@ pub fn run(program: &OwnedFd, args: &[CString]) -> io::Error {
 
 /// All that the program calls, and what it takes to become it and to tell why not: that needs descriptors, which the program
 /// does not have and cannot get.
-fn calls(program: BorrowedFd<'_>) -> Vec<AllowedCall> {
-    let call = |number, first| AllowedCall { number, first };
+fn calls(program: BorrowedFd<'_>) -> Vec<AllowedSyscall> {
+    let call = |number, first| AllowedSyscall { number, first };
     let fd = u32::try_from(program.as_raw_fd()).unwrap_or(u32::MAX);
     let stdout = libc::STDOUT_FILENO.unsigned_abs();
     vec![

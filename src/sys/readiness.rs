@@ -16,13 +16,13 @@ use async_io::Async;
 
 /// Waker for the reactor: notes that the descriptor is ready, and wakes the task.
 #[derive(Debug)]
-struct Heard {
+struct ReadinessWaker {
     is_set: AtomicBool,
     /// Waker of the waiting task.
     task: Mutex<Waker>,
 }
 
-impl Wake for Heard {
+impl Wake for ReadinessWaker {
     fn wake(self: Arc<Self>) {
         self.is_set.store(true, Relaxed);
         self.task
@@ -39,7 +39,7 @@ impl Wake for Heard {
 /// - Errors: the descriptor cannot be waited for.
 pub async fn first<T>(file: &Async<T>) -> io::Result<()> {
     let mut readable = pin!(file.readable());
-    let mut asked = None::<Arc<Heard>>;
+    let mut asked = None::<Arc<ReadinessWaker>>;
     poll_fn(|cx| match &asked {
         Some(heard) => {
             let mut task = heard.task.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +52,7 @@ pub async fn first<T>(file: &Async<T>) -> io::Result<()> {
             }
         }
         None => {
-            let heard = Arc::new(Heard {
+            let heard = Arc::new(ReadinessWaker {
                 is_set: AtomicBool::new(false),
                 task: Mutex::new(cx.waker().clone()),
             });

@@ -80,7 +80,7 @@ pub fn slice_of(dir: impl AsFd, name: &OsStr) -> io::Result<bool> {
     let Some(tree) = unlink_or_open(dir, name)? else {
         return Ok(true);
     };
-    let mut slice = Slice {
+    let mut slice = RemovalSlice {
         top: tree.as_fd(),
         left: SLICE_ENTRIES,
         moved: 0,
@@ -152,7 +152,7 @@ fn remove_dir(dir: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
 }
 
 /// A turn of deleting below `top`.
-struct Slice<'a> {
+struct RemovalSlice<'a> {
     top: BorrowedFd<'a>,
     /// Entries that it may still delete.
     left: usize,
@@ -160,7 +160,7 @@ struct Slice<'a> {
     moved: u64,
 }
 
-impl Slice<'_> {
+impl RemovalSlice<'_> {
     /// Empties `dir`, as far as the slice goes; goes on after an error up to the end of a batch, and returns the first.
     fn empty(&mut self, dir: &OwnedFd, depth: u32) -> io::Result<()> {
         loop {

@@ -39,7 +39,7 @@ const FAILED: libc::c_int = 127;
 
 /// A program and all that it gets.
 #[derive(Debug)]
-pub(super) struct Program<'a> {
+pub(super) struct SpawnProgram<'a> {
     /// Path, not searched for.
     pub(super) path: &'a CStr,
     /// Arguments, the name first.
@@ -57,8 +57,8 @@ pub(super) struct Program<'a> {
 }
 
 /// Data that the child reads in the caller's memory, and the error that it leaves there.
-struct Call<'a> {
-    program: &'a Program<'a>,
+struct SpawnCall<'a> {
+    program: &'a SpawnProgram<'a>,
     args: *const *const libc::c_char,
     env: *const *const libc::c_char,
     default: libc::sigaction,
@@ -70,11 +70,11 @@ struct Call<'a> {
 /// descriptor but those named.
 ///
 /// - Errors: what failed before or at the exec; no child is left then.
-pub(super) fn spawn(program: &Program<'_>) -> io::Result<Pid> {
+pub(super) fn spawn(program: &SpawnProgram<'_>) -> io::Result<Pid> {
     let args = pointers(program.args);
     let env = pointers(program.env);
-    let stack = Stack::new()?;
-    let mut call = Call {
+    let stack = ChildStack::new()?;
+    let mut call = SpawnCall {
         program,
         args: args.as_ptr(),
         env: env.as_ptr(),
@@ -121,7 +121,7 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
 /// Runs in the child between clone and exec: system calls only, no allocation, no lock, no panic.
 extern "C" fn child(call: *mut libc::c_void) -> libc::c_int {
     // SAFETY: what `spawn` passed; the thread that owns it stands still.
-    let call = unsafe { &mut *call.cast::<Call<'_>>() };
+    let call = unsafe { &mut *call.cast::<SpawnCall<'_>>() };
     let errno = match prepare(call) {
         Ok(()) => {
             // SAFETY: strings and lists that end with a null and live in the waiting caller.
@@ -137,7 +137,7 @@ extern "C" fn child(call: *mut libc::c_void) -> libc::c_int {
     unsafe { libc::_exit(FAILED) }
 }
 
-fn prepare(call: &Call<'_>) -> io::Result<()> {
+fn prepare(call: &SpawnCall<'_>) -> io::Result<()> {
     let program = call.program;
     for mut procs in program.procs {
         // "0" is the writer itself.
@@ -163,11 +163,11 @@ fn prepare(call: &Call<'_>) -> io::Result<()> {
 }
 
 /// Memory for the child's calls.
-struct Stack {
+struct ChildStack {
     base: ptr::NonNull<libc::c_void>,
 }
 
-impl Stack {
+impl ChildStack {
     const BYTES: NonZeroUsize = NonZeroUsize::new(GUARD_BYTES + STACK_BYTES).expect("not 0");
 
     fn new() -> io::Result<Self> {
@@ -193,7 +193,7 @@ impl Stack {
     }
 }
 
-impl Drop for Stack {
+impl Drop for ChildStack {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`; the child has left it.
         let _ = unsafe { munmap(self.base, Self::BYTES.get()) };

@@ -10,14 +10,14 @@ use nix::sys::{
 };
 
 use super::readiness;
-use crate::api::Mono;
+use crate::api::MonoTime;
 
 /// Expires at a time of [`mono`](super::clock::mono). If the machine is suspended beyond that time, it expires as the machine
 /// goes on.
 #[derive(Debug)]
-pub struct Timer(Async<TimerFd>);
+pub struct KernelTimer(Async<TimerFd>);
 
-impl Timer {
+impl KernelTimer {
     /// Makes a timer that is not set.
     pub fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
@@ -26,7 +26,7 @@ impl Timer {
     }
 
     /// Sets it to `deadline`, if there is one. An earlier deadline does not count any more.
-    pub fn set(&self, deadline: Option<Mono>) -> io::Result<()> {
+    pub fn set(&self, deadline: Option<MonoTime>) -> io::Result<()> {
         let timer = self.0.get_ref();
         let Some(deadline) = deadline else {
             return Ok(timer.unset()?);
@@ -55,8 +55,8 @@ mod tests {
     #[test]
     fn expires_at_a_time_of_the_clock_of_deadlines() {
         block_on(async {
-            let timer = Timer::new().expect("timer");
-            timer.set(Some(Mono(u64::MAX / 2))).expect("set");
+            let timer = KernelTimer::new().expect("timer");
+            timer.set(Some(MonoTime(u64::MAX / 2))).expect("set");
             assert!(poll_once(timer.expired()).await.is_none());
 
             let deadline = clock::mono() + Duration::from_millis(20);
@@ -65,7 +65,7 @@ mod tests {
                 timer.expired().await.expect("expired");
             }
             // And at once for a time that has passed; but not after it is unset.
-            timer.set(Some(Mono(0))).expect("set");
+            timer.set(Some(MonoTime(0))).expect("set");
             timer.expired().await.expect("expired");
             timer.set(None).expect("unset");
             assert!(poll_once(timer.expired()).await.is_none());

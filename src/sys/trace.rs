@@ -26,7 +26,7 @@ const PTRACE_SYSCALL_INFO_EXIT: u8 = 2;
 
 /// A system call that has returned.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub(crate) struct TracedCall {
     /// The thread.
     pub(crate) thread: i32,
     /// `SYS_…`
@@ -40,7 +40,7 @@ pub(crate) struct Call {
 /// The head of `struct ptrace_syscall_info` and the longest of its variants.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Info {
+struct SyscallInfo {
     op: u8,
     padding: [u8; 3],
     arch: u32,
@@ -55,23 +55,23 @@ struct Info {
 pub(crate) fn watch(
     mut command: Command,
     task: &str,
-    told: &mut dyn FnMut(&Call),
+    told: &mut dyn FnMut(&TracedCall),
 ) -> io::Result<bool> {
     let mut child = command.stdin(Stdio::piped()).spawn()?;
-    let traced = Traced::begin(&child)?;
+    let traced = TracedProcess::begin(&child)?;
     let mut input = child.stdin.take().expect("a pipe");
     writeln!(input, "{task}")?;
     drop(input);
     traced.follow(told)
 }
 
-struct Traced {
+struct TracedProcess {
     main: i32,
     /// Calls that have not returned, by thread.
     entered: BTreeMap<i32, (i64, [u64; 6])>,
 }
 
-impl Traced {
+impl TracedProcess {
     fn begin(child: &Child) -> io::Result<Self> {
         let main = i32::try_from(child.id()).expect("a pid");
         // More threads may come while they are listed; those of a traced thread are traced.
@@ -103,7 +103,7 @@ impl Traced {
         })
     }
 
-    fn follow(mut self, told: &mut dyn FnMut(&Call)) -> io::Result<bool> {
+    fn follow(mut self, told: &mut dyn FnMut(&TracedCall)) -> io::Result<bool> {
         loop {
             // Children of this thread only: others of this process wait for their own.
             let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
@@ -132,17 +132,22 @@ impl Traced {
         }
     }
 
-    fn stopped(&mut self, thread: i32, told: &mut dyn FnMut(&Call)) -> io::Result<()> {
-        let mut info = Info::default();
+    fn stopped(&mut self, thread: i32, told: &mut dyn FnMut(&TracedCall)) -> io::Result<()> {
+        let mut info = SyscallInfo::default();
         let address = ptr::from_mut(&mut info) as usize;
-        ptrace(PTRACE_GET_SYSCALL_INFO, thread, size_of::<Info>(), address)?;
+        ptrace(
+            PTRACE_GET_SYSCALL_INFO,
+            thread,
+            size_of::<SyscallInfo>(),
+            address,
+        )?;
         let [first, rest @ ..] = info.words;
         if info.op == PTRACE_SYSCALL_INFO_ENTRY {
             self.entered.insert(thread, (first.cast_signed(), rest));
         } else if info.op == PTRACE_SYSCALL_INFO_EXIT
             && let Some((number, args)) = self.entered.remove(&thread)
         {
-            told(&Call {
+            told(&TracedCall {
                 thread,
                 number,
                 args,

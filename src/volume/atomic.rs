@@ -18,8 +18,8 @@ use std::{
 
 use time::OffsetDateTime;
 
-use super::{Cause, Step, beneath, mkdir_all};
-use crate::api::order::Gather;
+use super::{StepContext, VolumeErrorCause, beneath, mkdir_all};
+use crate::api::order::GatherExt;
 use crate::{
     api::ProjectedFile,
     sys::{clock, crash, file, remove},
@@ -43,8 +43,8 @@ const DATA_TMP: &str = "..data_tmp";
 pub(super) fn publish(
     volume: &Path,
     files: &[ProjectedFile],
-    own: impl FnOnce() -> Result<(), Cause>,
-) -> Result<bool, Cause> {
+    own: impl FnOnce() -> Result<(), VolumeErrorCause>,
+) -> Result<bool, VolumeErrorCause> {
     let mut payload = BTreeMap::new();
     for file in files {
         payload.insert(check_path(&file.path)?, file);
@@ -67,7 +67,7 @@ pub(super) fn publish(
 }
 
 /// Makes the mount points of other volumes inside this one.
-pub(super) fn make_nested(volume: &Path, nested: &[String]) -> Result<(), Cause> {
+pub(super) fn make_nested(volume: &Path, nested: &[String]) -> Result<(), VolumeErrorCause> {
     for path in nested {
         mkdir_all(&volume.join(check_path(path)?), 0o755)
             .step("failed to make a mount point inside the volume")?;
@@ -75,9 +75,13 @@ pub(super) fn make_nested(volume: &Path, nested: &[String]) -> Result<(), Cause>
     Ok(())
 }
 
-fn check_path(text: &str) -> Result<PathBuf, Cause> {
+fn check_path(text: &str) -> Result<PathBuf, VolumeErrorCause> {
     let path = Path::new(text);
-    let refuse = |why: &str| Err(Cause::Refused(format!("invalid path {text:?}: {why}")));
+    let refuse = |why: &str| {
+        Err(VolumeErrorCause::Refused(format!(
+            "invalid path {text:?}: {why}"
+        )))
+    };
     if text.is_empty() {
         return refuse("must not be empty");
     }
@@ -85,7 +89,7 @@ fn check_path(text: &str) -> Result<PathBuf, Cause> {
         return refuse("must be a relative path");
     }
     if text.len() > PATH_LIMIT_BYTES {
-        return Err(Cause::Refused(format!(
+        return Err(VolumeErrorCause::Refused(format!(
             "invalid path of {} bytes: must not be longer than {PATH_LIMIT_BYTES}",
             text.len()
         )));
@@ -295,7 +299,7 @@ mod tests {
         }
     }
 
-    fn publish_plain(volume: &Path, files: &[ProjectedFile]) -> Result<bool, Cause> {
+    fn publish_plain(volume: &Path, files: &[ProjectedFile]) -> Result<bool, VolumeErrorCause> {
         publish(volume, files, || Ok(()))
     }
 
@@ -417,7 +421,7 @@ mod tests {
         let volume = scratch.path();
         publish_plain(volume, &[file("a", "1")]).unwrap();
         let refused = publish(volume, &[file("a", "2")], || {
-            Err(Cause::Refused("no".into()))
+            Err(VolumeErrorCause::Refused("no".into()))
         });
         assert_eq!(refused.unwrap_err().to_string(), "no");
         publish_plain(volume, &[file("a", "2"), file("a/b", "2")])

@@ -7,11 +7,11 @@ use std::{
 };
 
 use super::{
-    Cause, MountedVolume, SUBPATHS, Step, VOLUMES, Volumes, fs_group, mkdir_all, plugin,
-    set_up::Warning,
+    MountedVolume, SUBPATHS, StepContext, VOLUMES, VolumeErrorCause, Volumes, fs_group, mkdir_all,
+    plugin, set_up::VolumeWarning,
 };
 use crate::api::{PodError, PodUid};
-use crate::sys::mount::{self, Mount};
+use crate::sys::mount::{self, MountEntry};
 
 /// Mode of a mount point.
 const MODE: u32 = 0o750;
@@ -28,18 +28,20 @@ impl Volumes {
         name: &str,
         path: &str,
         read_only: bool,
-        fs_group: Option<(u32, fs_group::ChangePolicy)>,
-        warnings: &mut Vec<Warning>,
-    ) -> Result<MountedVolume, Cause> {
+        fs_group: Option<(u32, fs_group::FsGroupChangePolicy)>,
+        warnings: &mut Vec<VolumeWarning>,
+    ) -> Result<MountedVolume, VolumeErrorCause> {
         let source = Path::new(path);
         if !source.is_absolute() || source.components().any(|c| c == Component::ParentDir) {
-            return Err(Cause::Refused(format!("invalid path: {path} {uid}")));
+            return Err(VolumeErrorCause::Refused(format!(
+                "invalid path: {path} {uid}"
+            )));
         }
         let dir = self.volume_dir(uid, plugin::LOCAL, name);
         if !mount::is_mount_point(&dir).step("failed to read the mount table")? {
             let found = fs::metadata(source).step("failed to find the local volume")?;
             if !found.is_dir() {
-                return Err(Cause::Refused(format!(
+                return Err(VolumeErrorCause::Refused(format!(
                     "local volume {path} is not a directory"
                 )));
             }
@@ -78,7 +80,7 @@ impl Volumes {
         let root = source
             .strip_prefix(&on.target)
             .map_or_else(|_| on.root.clone(), |below| on.root.join(below));
-        let of = |m: &Mount| -> Option<PodUid> {
+        let of = |m: &MountEntry| -> Option<PodUid> {
             let (pod, plugin) = of_plugin(m.target.strip_prefix(&self.pods).ok()?)?;
             (plugin == plugin::LOCAL).then(|| pod.into())
         };
@@ -97,9 +99,9 @@ impl Volumes {
         name: &str,
         mounted: &Result<(), PodError>,
         read_only: bool,
-    ) -> Result<MountedVolume, Cause> {
+    ) -> Result<MountedVolume, VolumeErrorCause> {
         if let Err(why) = mounted {
-            return Err(Cause::Refused(why.to_string()));
+            return Err(VolumeErrorCause::Refused(why.to_string()));
         }
         Ok(MountedVolume {
             host_path: self.nfs_dir(uid, name),
@@ -153,7 +155,7 @@ fn of_plugin(below: &Path) -> Option<(&str, &str)> {
 /// Warns of a directory that another pod uses, if that one has it for another group.
 ///
 /// Source: kubelet `pkg/volume/local/local.go`.
-fn not_shareable(name: &str, wanted: u32, group: u32) -> Option<Warning> {
+fn not_shareable(name: &str, wanted: u32, group: u32) -> Option<VolumeWarning> {
     (wanted != group).then(|| {
         let message = format!(
             "The requested fsGroup is {wanted}, but the volume {name} has GID {group}. \
@@ -164,7 +166,7 @@ fn not_shareable(name: &str, wanted: u32, group: u32) -> Option<Warning> {
 }
 
 /// Returns true if `mount` is a share of the pod in directory `pod`, or shows a part of one.
-fn is_of_share(mount: &Mount, pod: &Path) -> bool {
+fn is_of_share(mount: &MountEntry, pod: &Path) -> bool {
     let Ok(below) = mount.target.strip_prefix(pod) else {
         return false;
     };
@@ -174,7 +176,7 @@ fn is_of_share(mount: &Mount, pod: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::{
-        PodVolume, Source,
+        PodVolume, VolumeSource,
         testing::{Scratch, can_mount, pod, uid},
     };
     use super::*;
@@ -182,7 +184,7 @@ mod tests {
     fn local(path: &Path, read_only: bool) -> PodVolume {
         PodVolume {
             name: "v".into(),
-            source: Source::Local {
+            source: VolumeSource::Local {
                 name: "pv-1".into(),
                 path: path.display().to_string(),
                 read_only,
@@ -292,7 +294,7 @@ mod tests {
     fn mounts_of_shares() {
         // VOL-17
         let of = |target: &str, kind: &str| {
-            let mount = Mount {
+            let mount = MountEntry {
                 device: "0:50".into(),
                 root: "/".into(),
                 target: target.into(),
@@ -343,7 +345,7 @@ mod tests {
         let scratch = Scratch::new();
         let share = |mounted: Result<(), PodError>| PodVolume {
             name: "v".into(),
-            source: Source::Nfs {
+            source: VolumeSource::Nfs {
                 name: "pv-1".into(),
                 mounted,
                 read_only: true,

@@ -6,12 +6,12 @@ use std::{
     path::Path,
 };
 
-use super::{Cause, Step, beneath, mkdir_all, mounts};
+use super::{StepContext, VolumeErrorCause, beneath, mkdir_all, mounts};
 use crate::sys::file;
 
 /// Storage of the directory's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Backing {
+pub(super) enum EmptyDirBacking {
     /// The disk of the root directory.
     Disk,
     /// A tmpfs of at most this many bytes.
@@ -21,20 +21,24 @@ pub(super) enum Backing {
 }
 
 /// Returns true if the volume was set up completely and is still there. A reboot takes a tmpfs and leaves the marker.
-pub(super) fn is_ready(dir: &Path, marker: &Path, backing: Backing) -> Result<bool, Cause> {
+pub(super) fn is_ready(
+    dir: &Path,
+    marker: &Path,
+    backing: EmptyDirBacking,
+) -> Result<bool, VolumeErrorCause> {
     if !marker.exists() {
         return Ok(false);
     }
     match backing {
-        Backing::Disk => Ok(fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir())),
-        Backing::Memory(_) | Backing::HugePages(_) => {
+        EmptyDirBacking::Disk => Ok(fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir())),
+        EmptyDirBacking::Memory(_) | EmptyDirBacking::HugePages(_) => {
             beneath::is_mount_point(dir).step("failed to look for the volume's mount")
         }
     }
 }
 
 /// Makes `dir` (0777 whatever the umask) and mounts its file system on it, if it needs one and has none.
-pub(super) fn make(dir: &Path, backing: Backing) -> Result<(), Cause> {
+pub(super) fn make(dir: &Path, backing: EmptyDirBacking) -> Result<(), VolumeErrorCause> {
     file::change(dir).step("failed to make the volume's directory")?;
     if let Some(parent) = dir.parent() {
         mkdir_all(parent, 0o750).step("failed to make the volume's directory")?;
@@ -42,15 +46,17 @@ pub(super) fn make(dir: &Path, backing: Backing) -> Result<(), Cause> {
     mkdir_all(dir, 0o777).step("failed to make the volume's directory")?;
     match backing {
         // A half-made one may have had other bits.
-        Backing::Disk => fs::set_permissions(dir, Permissions::from_mode(0o777))
+        EmptyDirBacking::Disk => fs::set_permissions(dir, Permissions::from_mode(0o777))
             .step("failed to set the volume's mode"),
-        Backing::Memory(_) | Backing::HugePages(_)
+        EmptyDirBacking::Memory(_) | EmptyDirBacking::HugePages(_)
             if beneath::is_mount_point(dir).step("failed to look for the volume's mount")? =>
         {
             Ok(())
         }
-        Backing::Memory(limit) => mounts::mount_tmpfs(dir, limit).step("failed to mount a tmpfs"),
-        Backing::HugePages(bytes) => {
+        EmptyDirBacking::Memory(limit) => {
+            mounts::mount_tmpfs(dir, limit).step("failed to mount a tmpfs")
+        }
+        EmptyDirBacking::HugePages(bytes) => {
             mounts::mount_huge_pages(dir, bytes).step("failed to mount a hugetlbfs")
         }
     }
@@ -63,7 +69,7 @@ pub(super) fn is_of_boot(marker: &Path, boot: &str) -> bool {
 }
 
 /// Writes the ready marker, which names the boot.
-pub(super) fn mark_ready(marker: &Path, boot: &str) -> Result<(), Cause> {
+pub(super) fn mark_ready(marker: &Path, boot: &str) -> Result<(), VolumeErrorCause> {
     if let Some(parent) = marker.parent() {
         mkdir_all(parent, 0o750).step("failed to mark the volume as ready")?;
     }

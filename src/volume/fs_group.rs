@@ -16,12 +16,12 @@ use nix::{
     unistd::{Gid, fchownat},
 };
 
-use super::{Cause, Step, beneath};
+use super::{StepContext, VolumeErrorCause, beneath};
 use crate::sys::dirents::Dirents;
 
 /// Policy for later changes of a volume's ownership. Source: core/v1 `PodFSGroupChangePolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ChangePolicy {
+pub enum FsGroupChangePolicy {
     /// The ownership is changed at each set-up.
     #[default]
     Always,
@@ -37,22 +37,22 @@ const NAMES_LIMIT: u64 = 100_000_000;
 /// Gives everything in the volume at `root` to `group`.
 ///
 /// - Source: kubelet `pkg/volume/volume_linux.go`. Children come before their directory, so that an interrupted walk leaves
-///   a root that [`ChangePolicy::OnRootMismatch`] still finds wrong.
+///   a root that [`FsGroupChangePolicy::OnRootMismatch`] still finds wrong.
 pub(super) fn apply(
     root: &Path,
     group: u32,
-    policy: ChangePolicy,
+    policy: FsGroupChangePolicy,
     read_only: bool,
-) -> Result<(), Cause> {
+) -> Result<(), VolumeErrorCause> {
     let fd = beneath::dir(root).step("failed to open the volume for its fsGroup")?;
     let status = beneath::metadata(&fd).step("failed to read the volume's owner")?;
-    if policy == ChangePolicy::OnRootMismatch
+    if policy == FsGroupChangePolicy::OnRootMismatch
         && status.gid() == group
         && wanted(&status, read_only) == status.mode() & 0o7777
     {
         return Ok(());
     }
-    let mut walk = Walk {
+    let mut walk = OwnershipWalk {
         group: Gid::from_raw(group),
         read_only,
         names_left: NAMES_LIMIT,
@@ -61,13 +61,13 @@ pub(super) fn apply(
 }
 
 /// Keeps a page and a name for each level, however many names a directory has: a pod filled it.
-struct Walk {
+struct OwnershipWalk {
     group: Gid,
     read_only: bool,
     names_left: u64,
 }
 
-impl Walk {
+impl OwnershipWalk {
     fn entry(&mut self, fd: OwnedFd, depth: u32) -> io::Result<()> {
         let status = beneath::metadata(&fd)?;
         if !status.is_dir() {
@@ -141,7 +141,7 @@ mod tests {
         }
         super::super::mounts::mount_tmpfs(&at("disk"), Some(4096)).unwrap();
         fs::write(at("disk/file"), "").unwrap();
-        apply(scratch.path(), 4321, ChangePolicy::Always, false).unwrap();
+        apply(scratch.path(), 4321, FsGroupChangePolicy::Always, false).unwrap();
         let group = |name: &str| fs::metadata(at(name)).unwrap().gid();
         assert_eq!(["", "a", "z"].map(group), [4321; 3]);
         assert_eq!(["disk", "disk/file"].map(group), [0; 2], "another's");
@@ -170,7 +170,7 @@ mod tests {
             chmod("dir", 0o700);
             chmod("dir/file", 0o600);
             chmod("script", 0o755);
-            apply(scratch.path(), 4321, ChangePolicy::Always, read_only).unwrap();
+            apply(scratch.path(), 4321, FsGroupChangePolicy::Always, read_only).unwrap();
             let read = |name: &str| {
                 let status = fs::symlink_metadata(at(name)).unwrap();
                 (status.uid(), status.gid(), status.mode() & 0o7777)
@@ -191,7 +191,7 @@ mod tests {
             apply(
                 scratch.path(),
                 4321,
-                ChangePolicy::OnRootMismatch,
+                FsGroupChangePolicy::OnRootMismatch,
                 read_only,
             )
             .unwrap();
@@ -200,7 +200,7 @@ mod tests {
             apply(
                 scratch.path(),
                 4321,
-                ChangePolicy::OnRootMismatch,
+                FsGroupChangePolicy::OnRootMismatch,
                 read_only,
             )
             .unwrap();

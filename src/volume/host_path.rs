@@ -7,7 +7,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{Cause, Step, mkdir_all};
+use super::{StepContext, VolumeErrorCause, mkdir_all};
 
 /// Required kind of a hostPath. Source: core/v1 `HostPathType`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,16 +52,16 @@ impl From<&str> for HostPathType {
 /// Checks `path` and returns it.
 ///
 /// - Source: kubelet `pkg/volume/hostpath/host_path.go`; symbolic links are followed, as there.
-pub(super) fn set_up(path: &str, kind: &HostPathType) -> Result<PathBuf, Cause> {
+pub(super) fn set_up(path: &str, kind: &HostPathType) -> Result<PathBuf, VolumeErrorCause> {
     let path = Path::new(path);
     if path.components().any(|c| c == Component::ParentDir) {
-        return Err(Cause::Refused(format!(
+        return Err(VolumeErrorCause::Refused(format!(
             "invalid HostPath {:?}: must not contain '..'",
             path.display()
         )));
     }
     if !path.is_absolute() {
-        return Err(Cause::Refused(format!(
+        return Err(VolumeErrorCause::Refused(format!(
             "invalid HostPath {:?}: must be an absolute path",
             path.display()
         )));
@@ -101,13 +101,15 @@ pub(super) fn set_up(path: &str, kind: &HostPathType) -> Result<PathBuf, Cause> 
         HostPathType::CharDevice => (is(fs::FileType::is_char_device), "a character device"),
         HostPathType::BlockDevice => (is(fs::FileType::is_block_device), "a block device"),
         HostPathType::Other(text) => {
-            return Err(Cause::Refused(format!("{text} is an invalid volume type")));
+            return Err(VolumeErrorCause::Refused(format!(
+                "{text} is an invalid volume type"
+            )));
         }
     };
     if right {
         Ok(path.into())
     } else {
-        Err(Cause::Refused(format!(
+        Err(VolumeErrorCause::Refused(format!(
             "hostPath type check failed: {} is not {what}",
             path.display()
         )))

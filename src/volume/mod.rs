@@ -42,15 +42,17 @@ use std::{
     sync::Arc,
 };
 
-pub use fs_group::ChangePolicy;
+pub use fs_group::FsGroupChangePolicy;
 pub use host_path::HostPathType;
-pub use request::{Files, Medium, PodVolume, PodVolumes, RequestError, Source};
-pub use set_up::{MountedVolume, SetUp, Warning};
+pub use request::{
+    EmptyDirMedium, PodVolume, PodVolumes, ProjectedFiles, VolumeRequestError, VolumeSource,
+};
+pub use set_up::{MountedVolume, VolumeSetUp, VolumeWarning};
 pub use sub_path::SubPath;
 pub(crate) use tear_down::plugin;
 pub use usage::HeldVolume;
 
-use empty_dir::Backing;
+use empty_dir::EmptyDirBacking;
 
 use crate::api::PodUid;
 
@@ -62,7 +64,7 @@ pub struct Volumes {
     /// Reader of the mounts at and below a directory.
     mounts_below: MountTable,
     /// Storage of volumes that are to be in memory.
-    in_memory: fn(Option<u64>) -> Backing,
+    in_memory: fn(Option<u64>) -> EmptyDirBacking,
     /// Identity of the machine's boot: containers that run were started in it.
     boot: Arc<str>,
 }
@@ -79,7 +81,7 @@ pub enum VolumeError {
         /// The volume's name in the pod.
         volume: String,
         /// Cause of the failure.
-        cause: Cause,
+        cause: VolumeErrorCause,
     },
     /// A subPath could not be prepared. Neither this text nor its source names a host path.
     #[error(
@@ -91,7 +93,7 @@ pub enum VolumeError {
         /// The container that mounts it.
         container: String,
         /// Cause.
-        cause: Cause,
+        cause: VolumeErrorCause,
     },
     /// A volume could not be taken down; the pod directory stays and the caller tries again.
     #[error("failed to tear down volume {volume:?}: {cause}")]
@@ -99,7 +101,7 @@ pub enum VolumeError {
         /// The volume's name, or the directory's where no name is known.
         volume: String,
         /// Cause of the failure.
-        cause: Cause,
+        cause: VolumeErrorCause,
     },
     /// The pod still has mounts, or its mounts could not be read: its directory must not be touched.
     #[error("pod {uid} still has mounted volumes: {cause}")]
@@ -107,7 +109,7 @@ pub enum VolumeError {
         /// The pod.
         uid: PodUid,
         /// A mount point, or the reason why the mounts are not known.
-        cause: Cause,
+        cause: VolumeErrorCause,
     },
     /// The orphaned pod directory holds something that only a tear-down may delete.
     #[error("orphaned pod {uid} found, but {cause}")]
@@ -115,13 +117,13 @@ pub enum VolumeError {
         /// The pod.
         uid: PodUid,
         /// Step that failed.
-        cause: Cause,
+        cause: VolumeErrorCause,
     },
 }
 
 /// The inner half of a [`VolumeError`].
 #[derive(Debug, thiserror::Error)]
-pub enum Cause {
+pub enum VolumeErrorCause {
     /// A system call failed while doing what the text says.
     #[error("{0}: {1}")]
     Io(&'static str, #[source] io::Error),
@@ -131,13 +133,13 @@ pub enum Cause {
 }
 
 /// Names the step in which an I/O error happened.
-trait Step<T> {
-    fn step(self, what: &'static str) -> Result<T, Cause>;
+trait StepContext<T> {
+    fn step(self, what: &'static str) -> Result<T, VolumeErrorCause>;
 }
 
-impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
-    fn step(self, what: &'static str) -> Result<T, Cause> {
-        self.map_err(|e| Cause::Io(what, e.into()))
+impl<T, E: Into<io::Error>> StepContext<T> for Result<T, E> {
+    fn step(self, what: &'static str) -> Result<T, VolumeErrorCause> {
+        self.map_err(|e| VolumeErrorCause::Io(what, e.into()))
     }
 }
 
@@ -152,7 +154,7 @@ impl Volumes {
         Ok(Self {
             pods: fs::canonicalize(pods)?,
             mounts_below: mounts::mounts_below,
-            in_memory: Backing::Memory,
+            in_memory: EmptyDirBacking::Memory,
             boot: Arc::default(),
         })
     }

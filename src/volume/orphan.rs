@@ -3,11 +3,11 @@
 use std::{fs, io, path::Path};
 
 use super::{
-    Cause, SUBPATHS, Step, VOLUMES, VolumeError, Volumes, beneath, is_component,
+    SUBPATHS, StepContext, VOLUMES, VolumeError, VolumeErrorCause, Volumes, beneath, is_component,
     tear_down::{SUBPATH_DEPTH, all_names, entry, remove_leaf, remove_leaves},
 };
 use crate::api::PodUid;
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::sys::remove;
 
 impl Volumes {
@@ -44,7 +44,9 @@ impl Volumes {
             .step("failed to read the mount table")
             .map_err(mounted)?;
         if let Some(point) = points.first() {
-            return Err(mounted(Cause::Refused(point.display().to_string())));
+            return Err(mounted(VolumeErrorCause::Refused(
+                point.display().to_string(),
+            )));
         }
         self.remove_unmounted(uid, &pod)
             .map_err(|cause| VolumeError::Orphan {
@@ -53,7 +55,11 @@ impl Volumes {
             })
     }
 
-    fn remove_unmounted(&self, uid: &PodUid, pod: &std::os::fd::OwnedFd) -> Result<(), Cause> {
+    fn remove_unmounted(
+        &self,
+        uid: &PodUid,
+        pod: &std::os::fd::OwnedFd,
+    ) -> Result<(), VolumeErrorCause> {
         // volumes/<plugin>/<name>: two levels, each only if empty.
         remove_leaves(pod, Path::new(VOLUMES), 1).step("failed to rmdir a volume")?;
         remove_leaves(pod, Path::new(SUBPATHS), SUBPATH_DEPTH)
@@ -139,7 +145,10 @@ mod tests {
             // As if the mount had come after the mount table was read.
             let pod = volumes.open_pod(&uid()).unwrap().expect("there");
             let error = volumes.remove_unmounted(&uid(), &pod).unwrap_err();
-            assert!(matches!(error, Cause::Io(..)), "{inside}: {error}");
+            assert!(
+                matches!(error, VolumeErrorCause::Io(..)),
+                "{inside}: {error}"
+            );
             assert!(point.join("kept").exists(), "{inside}");
             let error = volumes.remove_pod_dir(&uid()).unwrap_err();
             assert!(matches!(error, VolumeError::Mounted { .. }), "{error}");

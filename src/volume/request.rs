@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use super::{ChangePolicy, HostPathType, is_component};
-use crate::api::order::Order;
+use super::{FsGroupChangePolicy, HostPathType, is_component};
+use crate::api::order::OrderExt;
 use crate::api::{Pod, PodError, PodUid, ProjectedFile, pod::Volume};
 
 /// The volumes of one pod.
@@ -14,7 +14,7 @@ pub struct PodVolumes {
     /// Group that may use the volumes.
     pub fs_group: Option<u32>,
     /// Policy for later changes of ownership.
-    pub change_policy: ChangePolicy,
+    pub change_policy: FsGroupChangePolicy,
     /// Most bytes of a tmpfs: the smaller of node allocatable memory and the pod's memory limit.
     pub tmpfs_limit: Option<u64>,
     /// Volumes in the pod's order.
@@ -27,7 +27,7 @@ pub struct PodVolume {
     /// Name of the volume in the pod.
     pub name: String,
     /// Source of the volume's data.
-    pub source: Source,
+    pub source: VolumeSource,
     /// Mount points of other volumes inside this one, relative to its root: made as directories in a read-only volume,
     /// where the runtime could not.
     pub nested: Vec<String>,
@@ -35,12 +35,12 @@ pub struct PodVolume {
 
 /// Source of a volume's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum VolumeSource {
     /// An empty directory that lives as long as the pod.
     EmptyDir {
         /// Storage of the data.
-        medium: Medium,
-        /// Most bytes of data; held by the kernel for [`Medium::Memory`], by eviction otherwise.
+        medium: EmptyDirMedium,
+        /// Most bytes of data; held by the kernel for [`EmptyDirMedium::Memory`], by eviction otherwise.
         size_limit: Option<u64>,
     },
     /// A path of the host.
@@ -73,24 +73,24 @@ pub enum Source {
     /// A source that is not known now, and why.
     Unknown(String),
     /// A ConfigMap's keys, on disk.
-    ConfigMap(Files),
+    ConfigMap(ProjectedFiles),
     /// A Secret's keys, in memory.
-    Secret(Files),
+    Secret(ProjectedFiles),
     /// The pod's own fields, in memory.
-    DownwardApi(Files),
+    DownwardApi(ProjectedFiles),
     /// Several sources in one directory, in memory.
-    Projected(Files),
+    Projected(ProjectedFiles),
     /// A source this agent cannot mount; the text names its type.
     Unsupported(String),
 }
 
 /// Files of a projected volume, or the reason why they are not known now. A volume that is mounted already keeps its
 /// files.
-pub type Files = Result<Vec<ProjectedFile>, PodError>;
+pub type ProjectedFiles = Result<Vec<ProjectedFile>, PodError>;
 
 /// Medium of an emptyDir.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Medium {
+pub enum EmptyDirMedium {
     /// The disk of the root directory.
     #[default]
     Default,
@@ -104,7 +104,7 @@ pub enum Medium {
 
 /// The pod's volumes cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RequestError {
+pub enum VolumeRequestError {
     /// A volume's name would not be one path component.
     #[error("volume name {0:?} is not a plain file name")]
     Name(String),
@@ -119,7 +119,7 @@ impl PodVolumes {
     #[must_use]
     pub fn split_off_checks(&mut self) -> Self {
         let is_checked = |volume: &mut PodVolume| match &volume.source {
-            Source::HostPath { kind, .. } => *kind != HostPathType::Unset,
+            VolumeSource::HostPath { kind, .. } => *kind != HostPathType::Unset,
             _ => false,
         };
         Self {
@@ -137,22 +137,22 @@ impl PodVolumes {
     pub fn of(
         pod: &Pod,
         tmpfs_limit: Option<u64>,
-        mut files: BTreeMap<String, Files>,
-        mut outside: BTreeMap<String, Source>,
-    ) -> Result<Self, RequestError> {
+        mut files: BTreeMap<String, ProjectedFiles>,
+        mut outside: BTreeMap<String, VolumeSource>,
+    ) -> Result<Self, VolumeRequestError> {
         let security = pod.spec.security_context.as_ref();
         let fs_group = match security.and_then(|s| s.fs_group) {
             None => None,
-            Some(id) => Some(u32::try_from(id).map_err(|_| RequestError::FsGroup(id))?),
+            Some(id) => Some(u32::try_from(id).map_err(|_| VolumeRequestError::FsGroup(id))?),
         };
         let change_policy = match security.and_then(|s| s.fs_group_change_policy.as_deref()) {
-            Some("OnRootMismatch") => ChangePolicy::OnRootMismatch,
-            _ => ChangePolicy::Always,
+            Some("OnRootMismatch") => FsGroupChangePolicy::OnRootMismatch,
+            _ => FsGroupChangePolicy::Always,
         };
         let mut volumes = Vec::new();
         for volume in &pod.spec.volumes {
             if !is_component(&volume.name) {
-                return Err(RequestError::Name(volume.name.clone()));
+                return Err(VolumeRequestError::Name(volume.name.clone()));
             }
             let used = pod.spec.all_containers().any(|c| {
                 c.mounts(&volume.name) || c.volume_devices.iter().any(|d| d.name == volume.name)
@@ -179,10 +179,10 @@ impl PodVolumes {
     }
 }
 
-fn source(volume: &Volume, files: Option<Files>) -> Source {
+fn source(volume: &Volume, files: Option<ProjectedFiles>) -> VolumeSource {
     let files = || files.unwrap_or_else(|| Err(PodError::Node("its content is not known".into())));
     if let Some(empty) = &volume.empty_dir {
-        Source::EmptyDir {
+        VolumeSource::EmptyDir {
             medium: medium(&empty.medium),
             // Zero means no limit, as upstream reads it.
             size_limit: empty
@@ -192,19 +192,19 @@ fn source(volume: &Volume, files: Option<Files>) -> Source {
                 .filter(|bytes| *bytes > 0),
         }
     } else if let Some(host) = &volume.host_path {
-        Source::HostPath {
+        VolumeSource::HostPath {
             path: host.path.clone(),
             kind: host.kind.as_deref().unwrap_or_default().into(),
             read_only: false,
         }
     } else if volume.config_map.is_some() {
-        Source::ConfigMap(files())
+        VolumeSource::ConfigMap(files())
     } else if volume.secret.is_some() {
-        Source::Secret(files())
+        VolumeSource::Secret(files())
     } else if volume.downward_api.is_some() {
-        Source::DownwardApi(files())
+        VolumeSource::DownwardApi(files())
     } else if volume.projected.is_some() {
-        Source::Projected(files())
+        VolumeSource::Projected(files())
     } else {
         let kind = if volume.nfs.is_some() {
             "nfs"
@@ -217,15 +217,15 @@ fn source(volume: &Volume, files: Option<Files>) -> Source {
         } else {
             &volume.unmodelled
         };
-        Source::Unsupported(kind.into())
+        VolumeSource::Unsupported(kind.into())
     }
 }
 
-fn medium(medium: &str) -> Medium {
+fn medium(medium: &str) -> EmptyDirMedium {
     match medium {
-        "" => Medium::Default,
-        "Memory" => Medium::Memory,
-        other => Medium::Refused(format!(
+        "" => EmptyDirMedium::Default,
+        "Memory" => EmptyDirMedium::Memory,
+        other => EmptyDirMedium::Refused(format!(
             "emptyDir medium {other:?} is not supported by this agent"
         )),
     }
@@ -294,15 +294,15 @@ mod tests {
             [
                 (
                     "a",
-                    &Source::EmptyDir {
-                        medium: Medium::Memory,
+                    &VolumeSource::EmptyDir {
+                        medium: EmptyDirMedium::Memory,
                         size_limit: Some(1 << 20)
                     }
                 ),
-                ("b", &Source::Unsupported("nfs".into())),
+                ("b", &VolumeSource::Unsupported("nfs".into())),
                 (
                     "c",
-                    &Source::HostPath {
+                    &VolumeSource::HostPath {
                         path: "/x".into(),
                         kind: HostPathType::Unset,
                         read_only: false,
@@ -341,7 +341,7 @@ mod tests {
             ));
             assert_eq!(
                 PodVolumes::of(&pod, None, BTreeMap::new(), BTreeMap::new()),
-                Err(RequestError::Name(name.into())),
+                Err(VolumeRequestError::Name(name.into())),
                 "{name}"
             );
         }

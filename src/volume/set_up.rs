@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
-    Cause, Files, Medium, PodVolume, PodVolumes, Source, VolumeError, Volumes, atomic,
-    empty_dir::{self, Backing},
+    EmptyDirMedium, PodVolume, PodVolumes, ProjectedFiles, VolumeError, VolumeErrorCause,
+    VolumeSource, Volumes, atomic,
+    empty_dir::{self, EmptyDirBacking},
     fs_group, host_path, is_component,
     tear_down::plugin,
 };
@@ -24,25 +25,25 @@ pub struct MountedVolume {
 /// Result of [`Volumes::set_up`].
 #[derive(Debug, Default)]
 #[must_use]
-pub struct SetUp {
+pub struct VolumeSetUp {
     /// Volumes that can be mounted now, by name.
     pub mounted: BTreeMap<String, MountedVolume>,
     /// Errors, one for each volume that failed; each is worth a `FailedMount` event. A volume that is also in `mounted`
     /// could not be refreshed and holds its earlier data.
     pub failed: Vec<VolumeError>,
     /// Further Warning events to tell.
-    pub warnings: Vec<Warning>,
+    pub warnings: Vec<VolumeWarning>,
 }
 
 /// Reason and message of a Warning event.
-pub type Warning = (&'static str, String);
+pub type VolumeWarning = (&'static str, String);
 
-impl SetUp {
+impl VolumeSetUp {
     /// Makes the result of volumes none of which could be set up, for the same reason.
     pub fn refused(volumes: &[String], why: &str) -> Self {
         let failed = volumes.iter().map(|volume| VolumeError::SetUp {
             volume: volume.clone(),
-            cause: Cause::Refused(why.into()),
+            cause: VolumeErrorCause::Refused(why.into()),
         });
         Self {
             failed: failed.collect(),
@@ -73,8 +74,8 @@ impl Volumes {
     /// Sets up every volume of `pod` and refreshes the projected ones. Volumes that are set up already are left alone.
     ///
     /// - Errors: none; a failed volume is listed and its half-made remains are taken down.
-    pub fn set_up(&self, pod: &PodVolumes) -> SetUp {
-        let mut result = SetUp::default();
+    pub fn set_up(&self, pod: &PodVolumes) -> VolumeSetUp {
+        let mut result = VolumeSetUp::default();
         for volume in &pod.volumes {
             let (mounted, failure) = match self.set_up_one(pod, volume, &mut result.warnings) {
                 Ok((mounted, None)) => (Some(mounted), None),
@@ -98,17 +99,19 @@ impl Volumes {
         &self,
         pod: &PodVolumes,
         volume: &PodVolume,
-        warnings: &mut Vec<Warning>,
-    ) -> Result<(MountedVolume, Option<Cause>), Cause> {
+        warnings: &mut Vec<VolumeWarning>,
+    ) -> Result<(MountedVolume, Option<VolumeErrorCause>), VolumeErrorCause> {
         if !is_component(&volume.name) || !is_component(&pod.uid) {
-            return Err(Cause::Refused("its name is not a plain file name".into()));
+            return Err(VolumeErrorCause::Refused(
+                "its name is not a plain file name".into(),
+            ));
         }
         match &volume.source {
-            Source::EmptyDir { medium, size_limit } => {
+            VolumeSource::EmptyDir { medium, size_limit } => {
                 let mounted = self.set_up_empty_dir(pod, volume, medium, *size_limit)?;
                 Ok((mounted, None))
             }
-            Source::Local {
+            VolumeSource::Local {
                 name,
                 path,
                 read_only,
@@ -118,7 +121,7 @@ impl Volumes {
                     self.set_up_local(&pod.uid, name, path, *read_only, group, warnings)?;
                 Ok((mounted, None))
             }
-            Source::Nfs {
+            VolumeSource::Nfs {
                 name,
                 mounted,
                 read_only,
@@ -126,8 +129,8 @@ impl Volumes {
                 let mounted = self.set_up_nfs(&pod.uid, name, mounted, *read_only)?;
                 Ok((mounted, None))
             }
-            Source::Unknown(why) => Err(Cause::Refused(why.clone())),
-            Source::HostPath {
+            VolumeSource::Unknown(why) => Err(VolumeErrorCause::Refused(why.clone())),
+            VolumeSource::HostPath {
                 path,
                 kind,
                 read_only,
@@ -139,17 +142,23 @@ impl Volumes {
                 };
                 Ok((mounted, None))
             }
-            Source::ConfigMap(files) => {
-                self.set_up_files(pod, volume, plugin::CONFIG_MAP, files, Backing::Disk)
+            VolumeSource::ConfigMap(files) => self.set_up_files(
+                pod,
+                volume,
+                plugin::CONFIG_MAP,
+                files,
+                EmptyDirBacking::Disk,
+            ),
+            VolumeSource::Secret(files) => {
+                self.set_up_in_memory(pod, volume, plugin::SECRET, files)
             }
-            Source::Secret(files) => self.set_up_in_memory(pod, volume, plugin::SECRET, files),
-            Source::DownwardApi(files) => {
+            VolumeSource::DownwardApi(files) => {
                 self.set_up_in_memory(pod, volume, plugin::DOWNWARD_API, files)
             }
-            Source::Projected(files) => {
+            VolumeSource::Projected(files) => {
                 self.set_up_in_memory(pod, volume, plugin::PROJECTED, files)
             }
-            Source::Unsupported(kind) => Err(Cause::Refused(format!(
+            VolumeSource::Unsupported(kind) => Err(VolumeErrorCause::Refused(format!(
                 "volumes of type {kind:?} are not supported by this agent"
             ))),
         }
@@ -159,14 +168,16 @@ impl Volumes {
         &self,
         pod: &PodVolumes,
         volume: &PodVolume,
-        medium: &Medium,
+        medium: &EmptyDirMedium,
         size_limit: Option<u64>,
-    ) -> Result<MountedVolume, Cause> {
+    ) -> Result<MountedVolume, VolumeErrorCause> {
         let backing = match medium {
-            Medium::Default => Backing::Disk,
-            Medium::Memory => (self.in_memory)(size_limit.into_iter().chain(pod.tmpfs_limit).min()),
-            Medium::HugePages(bytes) => Backing::HugePages(*bytes),
-            Medium::Refused(why) => return Err(Cause::Refused(why.clone())),
+            EmptyDirMedium::Default => EmptyDirBacking::Disk,
+            EmptyDirMedium::Memory => {
+                (self.in_memory)(size_limit.into_iter().chain(pod.tmpfs_limit).min())
+            }
+            EmptyDirMedium::HugePages(bytes) => EmptyDirBacking::HugePages(*bytes),
+            EmptyDirMedium::Refused(why) => return Err(VolumeErrorCause::Refused(why.clone())),
         };
         let dir = self.volume_dir(&pod.uid, plugin::EMPTY_DIR, &volume.name);
         let marker = self.ready_marker(&pod.uid, plugin::EMPTY_DIR, &volume.name);
@@ -182,7 +193,7 @@ impl Volumes {
         Ok(MountedVolume {
             host_path: dir,
             read_only: false,
-            size_limit: size_limit.filter(|_| backing == Backing::Disk),
+            size_limit: size_limit.filter(|_| backing == EmptyDirBacking::Disk),
         })
     }
 
@@ -191,8 +202,8 @@ impl Volumes {
         pod: &PodVolumes,
         volume: &PodVolume,
         plugin: &str,
-        files: &Files,
-    ) -> Result<(MountedVolume, Option<Cause>), Cause> {
+        files: &ProjectedFiles,
+    ) -> Result<(MountedVolume, Option<VolumeErrorCause>), VolumeErrorCause> {
         let backing = (self.in_memory)(pod.tmpfs_limit);
         self.set_up_files(pod, volume, plugin, files, backing)
     }
@@ -202,15 +213,15 @@ impl Volumes {
         pod: &PodVolumes,
         volume: &PodVolume,
         plugin: &str,
-        files: &Files,
-        backing: Backing,
-    ) -> Result<(MountedVolume, Option<Cause>), Cause> {
+        files: &ProjectedFiles,
+        backing: EmptyDirBacking,
+    ) -> Result<(MountedVolume, Option<VolumeErrorCause>), VolumeErrorCause> {
         let dir = self.volume_dir(&pod.uid, plugin, &volume.name);
         let marker = self.ready_marker(&pod.uid, plugin, &volume.name);
         let ready = empty_dir::is_ready(&dir, &marker, backing)?;
         let of_boot = ready && empty_dir::is_of_boot(&marker, &self.boot);
         let done = match files {
-            Err(why) => Err(Cause::Refused(why.to_string())),
+            Err(why) => Err(VolumeErrorCause::Refused(why.to_string())),
             Ok(files) => (if ready {
                 Ok(())
             } else {
@@ -219,7 +230,9 @@ impl Volumes {
             .and_then(|()| atomic::make_nested(&dir, &volume.nested))
             .and_then(|()| {
                 atomic::publish(&dir, files, || match pod.fs_group {
-                    Some(group) => fs_group::apply(&dir, group, super::ChangePolicy::Always, true),
+                    Some(group) => {
+                        fs_group::apply(&dir, group, super::FsGroupChangePolicy::Always, true)
+                    }
                     None => Ok(()),
                 })
             })
@@ -285,7 +298,7 @@ mod tests {
         volume::beneath,
     };
 
-    fn volume(name: &str, source: Source) -> PodVolume {
+    fn volume(name: &str, source: VolumeSource) -> PodVolume {
         PodVolume {
             name: name.into(),
             source,
@@ -293,11 +306,11 @@ mod tests {
         }
     }
 
-    fn empty(name: &str, medium: Medium, size_limit: Option<u64>) -> PodVolume {
-        volume(name, Source::EmptyDir { medium, size_limit })
+    fn empty(name: &str, medium: EmptyDirMedium, size_limit: Option<u64>) -> PodVolume {
+        volume(name, VolumeSource::EmptyDir { medium, size_limit })
     }
 
-    fn files(data: &str) -> Files {
+    fn files(data: &str) -> ProjectedFiles {
         Ok(vec![ProjectedFile {
             path: "key".into(),
             data: data.into(),
@@ -311,7 +324,7 @@ mod tests {
         // VOL-13
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
-        let pod = pod(vec![empty("data", Medium::Default, Some(10))]);
+        let pod = pod(vec![empty("data", EmptyDirMedium::Default, Some(10))]);
         let mounted = volumes.set_up(&pod).into_result().unwrap();
         let dir = &mounted["data"].host_path;
         assert_eq!(
@@ -367,7 +380,7 @@ mod tests {
             ("node", Some(1 << 20), Some(131_072), 131_072),
             ("none", None, Some(262_144), 262_144),
         ] {
-            let mut pod = pod(vec![empty(name, Medium::Memory, size_limit)]);
+            let mut pod = pod(vec![empty(name, EmptyDirMedium::Memory, size_limit)]);
             pod.tmpfs_limit = tmpfs_limit;
             let mounted = volumes.set_up(&pod).into_result().unwrap();
             let dir = &mounted[name].host_path;
@@ -421,7 +434,7 @@ mod tests {
         for bytes in sizes {
             let mut pod = pod(vec![empty(
                 &bytes.to_string(),
-                Medium::HugePages(bytes),
+                EmptyDirMedium::HugePages(bytes),
                 None,
             )]);
             pod.fs_group = Some(4321);
@@ -451,13 +464,13 @@ mod tests {
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
         let set_up = volumes.set_up(&pod(vec![
-            volume("share", Source::Unsupported("nfs".into())),
+            volume("share", VolumeSource::Unsupported("nfs".into())),
             empty(
                 "pages",
-                Medium::Refused("no container requests huge pages".into()),
+                EmptyDirMedium::Refused("no container requests huge pages".into()),
                 None,
             ),
-            empty("fine", Medium::Default, None),
+            empty("fine", EmptyDirMedium::Default, None),
         ]));
         assert_eq!(set_up.mounted.keys().collect::<Vec<_>>(), ["fine"]);
         assert_eq!(
@@ -483,10 +496,10 @@ mod tests {
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
         let mut request = pod(vec![
-            volume("config", Source::ConfigMap(files("c"))),
-            volume("secret", Source::Secret(files("s"))),
-            volume("down", Source::DownwardApi(files("d"))),
-            volume("all", Source::Projected(files("p"))),
+            volume("config", VolumeSource::ConfigMap(files("c"))),
+            volume("secret", VolumeSource::Secret(files("s"))),
+            volume("down", VolumeSource::DownwardApi(files("d"))),
+            volume("all", VolumeSource::Projected(files("p"))),
         ]);
         request.volumes[1].nested = vec!["inner/mount".into()];
         request.tmpfs_limit = Some(65536);
@@ -518,10 +531,10 @@ mod tests {
         // VOL-07 VOL-08
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
-        let missing: Files = Err(PodError::Object("configmap \"c\" not found".into()));
+        let missing: ProjectedFiles = Err(PodError::Object("configmap \"c\" not found".into()));
         let first = volumes.set_up(&pod(vec![volume(
             "config",
-            Source::ConfigMap(missing.clone()),
+            VolumeSource::ConfigMap(missing.clone()),
         )]));
         assert!(first.mounted.is_empty());
         assert_eq!(
@@ -531,10 +544,16 @@ mod tests {
         assert_eq!(volumes_on_disk(&volumes), [], "nothing half made stays");
 
         volumes
-            .set_up(&pod(vec![volume("config", Source::ConfigMap(files("1")))]))
+            .set_up(&pod(vec![volume(
+                "config",
+                VolumeSource::ConfigMap(files("1")),
+            )]))
             .into_result()
             .unwrap();
-        let later = volumes.set_up(&pod(vec![volume("config", Source::ConfigMap(missing))]));
+        let later = volumes.set_up(&pod(vec![volume(
+            "config",
+            VolumeSource::ConfigMap(missing),
+        )]));
         assert_eq!(later.failed.len(), 1);
         let mounted = later.into_result().unwrap();
         assert_eq!(
@@ -543,24 +562,27 @@ mod tests {
         );
 
         // After a boot it may be torn: nothing starts on it, and nothing of it goes, for it may have been an older agent's.
-        let missing: Files = Err(PodError::Object("configmap \"c\" not found".into()));
+        let missing: ProjectedFiles = Err(PodError::Object("configmap \"c\" not found".into()));
         let booted = scratch.volumes().of_boot("2");
         let torn = booted.set_up(&pod(vec![volume(
             "config",
-            Source::ConfigMap(missing.clone()),
+            VolumeSource::ConfigMap(missing.clone()),
         )]));
         torn.into_result().unwrap_err();
         assert_eq!(volumes_on_disk(&booted).len(), 1);
-        let whole = pod(vec![volume("config", Source::ConfigMap(files("2")))]);
+        let whole = pod(vec![volume("config", VolumeSource::ConfigMap(files("2")))]);
         booted.set_up(&whole).into_result().unwrap();
-        let later = booted.set_up(&pod(vec![volume("config", Source::ConfigMap(missing))]));
+        let later = booted.set_up(&pod(vec![volume(
+            "config",
+            VolumeSource::ConfigMap(missing),
+        )]));
         later.into_result().unwrap();
 
         // Optional and gone: the source contributes nothing, the files go.
         let mounted = volumes
             .set_up(&pod(vec![volume(
                 "config",
-                Source::ConfigMap(Ok(Vec::new())),
+                VolumeSource::ConfigMap(Ok(Vec::new())),
             )]))
             .into_result()
             .unwrap();
@@ -577,13 +599,13 @@ mod tests {
         let host = scratch.path().join("host");
         fs::create_dir(&host).unwrap();
         let mut request = pod(vec![
-            empty("data", Medium::Default, None),
-            empty("fast", Medium::Memory, None),
-            volume("secret", Source::Secret(files("s"))),
-            volume("config", Source::ConfigMap(files("c"))),
+            empty("data", EmptyDirMedium::Default, None),
+            empty("fast", EmptyDirMedium::Memory, None),
+            volume("secret", VolumeSource::Secret(files("s"))),
+            volume("config", VolumeSource::ConfigMap(files("c"))),
             volume(
                 "host",
-                Source::HostPath {
+                VolumeSource::HostPath {
                     path: host.display().to_string(),
                     kind: super::super::HostPathType::Directory,
                     read_only: false,

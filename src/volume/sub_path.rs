@@ -20,7 +20,7 @@ use nix::{
 };
 
 use super::{
-    Cause, MountedVolume, SUBPATHS, VolumeError, Volumes,
+    MountedVolume, SUBPATHS, VolumeError, VolumeErrorCause, Volumes,
     beneath::{self, fd_path, metadata, open_beneath, open_child},
     is_component, mkdir_all, mounts, plugin,
 };
@@ -77,10 +77,12 @@ impl Volumes {
         uid: &PodUid,
         volume: &MountedVolume,
         sub: &SubPath<'_>,
-    ) -> Result<PathBuf, Cause> {
+    ) -> Result<PathBuf, VolumeErrorCause> {
         for name in [uid.as_str(), sub.volume, sub.container] {
             if !is_component(name) {
-                return Err(Cause::Refused(format!("{name:?} is not a plain file name")));
+                return Err(VolumeErrorCause::Refused(format!(
+                    "{name:?} is not a plain file name"
+                )));
             }
         }
         let path = check(sub.path)?;
@@ -134,19 +136,19 @@ impl Volumes {
     }
 }
 
-fn check(text: &str) -> Result<PathBuf, Cause> {
+fn check(text: &str) -> Result<PathBuf, VolumeErrorCause> {
     let mut clean = PathBuf::new();
     for component in Path::new(text).components() {
         match component {
             Component::Normal(name) => clean.push(name),
             Component::CurDir => {}
             Component::ParentDir => {
-                return Err(Cause::Refused(format!(
+                return Err(VolumeErrorCause::Refused(format!(
                     "subPath {text:?} must not contain '..'"
                 )));
             }
             Component::RootDir | Component::Prefix(_) => {
-                return Err(Cause::Refused(format!(
+                return Err(VolumeErrorCause::Refused(format!(
                     "subPath {text:?} must not be an absolute path"
                 )));
             }
@@ -159,15 +161,15 @@ fn check(text: &str) -> Result<PathBuf, Cause> {
 }
 
 /// An errno without any path: the volume's owner must not learn the host's directories.
-fn explain(error: io::Error) -> Cause {
+fn explain(error: io::Error) -> VolumeErrorCause {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EXDEV | Errno::ELOOP) => {
-            Cause::Refused("subPath leads out of the volume".into())
+            VolumeErrorCause::Refused("subPath leads out of the volume".into())
         }
-        Some(Errno::ENOTDIR) => {
-            Cause::Refused("subPath goes through something that is not a directory".into())
-        }
-        _ => Cause::Io("subPath could not be opened", error),
+        Some(Errno::ENOTDIR) => VolumeErrorCause::Refused(
+            "subPath goes through something that is not a directory".into(),
+        ),
+        _ => VolumeErrorCause::Io("subPath could not be opened", error),
     }
 }
 

@@ -17,10 +17,11 @@ use nix::{
 };
 
 use super::{
-    Cause, PLUGINS, SUBPATHS, Step, VOLUMES, VolumeError, Volumes, beneath, is_component, mounts,
+    PLUGINS, SUBPATHS, StepContext, VOLUMES, VolumeError, VolumeErrorCause, Volumes, beneath,
+    is_component, mounts,
 };
 use crate::api::PodUid;
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::sys::{crash, lane::Lane, remove};
 
 /// Plugin directories. Names are a kubelet's.
@@ -72,7 +73,7 @@ impl Volumes {
             return Ok(true);
         };
         let (mut first_error, mut is_whole) = (None, true);
-        let mut keep = |volume: &OsStr, result: Result<(), Cause>| {
+        let mut keep = |volume: &OsStr, result: Result<(), VolumeErrorCause>| {
             if let Err(cause) = result {
                 first_error.get_or_insert_with(|| VolumeError::TearDown {
                     volume: volume.to_string_lossy().into_owned(),
@@ -125,7 +126,7 @@ impl Volumes {
         uid: &str,
         plugin: impl AsRef<OsStr>,
         volume: &OsStr,
-    ) -> Result<bool, Cause> {
+    ) -> Result<bool, VolumeErrorCause> {
         let plugin = plugin.as_ref();
         let pod = self.pods.join(uid);
         let volumes = pod.join(VOLUMES).join(plugin);
@@ -157,7 +158,7 @@ impl Volumes {
         }
     }
 
-    fn unmount_below(&self, uid: &PodUid, sub: &str) -> Result<(), Cause> {
+    fn unmount_below(&self, uid: &PodUid, sub: &str) -> Result<(), VolumeErrorCause> {
         let dir = self.pod_dir(uid).join(sub);
         let points = (self.mounts_below)(&dir).step("failed to read the mount table")?;
         let mut result = Ok(());
@@ -176,7 +177,7 @@ impl Volumes {
             cause,
         };
         if !is_component(uid) {
-            return Err(failed(Cause::Refused(format!(
+            return Err(failed(VolumeErrorCause::Refused(format!(
                 "{uid:?} is not a pod's uid"
             ))));
         }
@@ -243,13 +244,13 @@ mod tests {
 
     use super::{
         super::{
-            HostPathType, Medium, PodVolume, Source, SubPath,
+            EmptyDirMedium, HostPathType, PodVolume, SubPath, VolumeSource,
             testing::{Scratch, can_mount, pod, uid, volumes_on_disk},
         },
         *,
     };
 
-    fn volume(name: &str, source: Source) -> PodVolume {
+    fn volume(name: &str, source: VolumeSource) -> PodVolume {
         PodVolume {
             name: name.into(),
             source,
@@ -257,10 +258,10 @@ mod tests {
         }
     }
 
-    fn empty(name: &str, medium: Medium) -> PodVolume {
+    fn empty(name: &str, medium: EmptyDirMedium) -> PodVolume {
         volume(
             name,
-            Source::EmptyDir {
+            VolumeSource::EmptyDir {
                 medium,
                 size_limit: None,
             },
@@ -279,13 +280,13 @@ mod tests {
         fs::write(host.join("sub/kept"), "x").unwrap();
         let volumes = scratch.volumes();
         let request = pod(vec![
-            empty("disk", Medium::Default),
-            empty("memory", Medium::Memory),
-            volume("secret", Source::Secret(Ok(Vec::new()))),
-            volume("config", Source::ConfigMap(Ok(Vec::new()))),
+            empty("disk", EmptyDirMedium::Default),
+            empty("memory", EmptyDirMedium::Memory),
+            volume("secret", VolumeSource::Secret(Ok(Vec::new()))),
+            volume("config", VolumeSource::ConfigMap(Ok(Vec::new()))),
             volume(
                 "host",
-                Source::HostPath {
+                VolumeSource::HostPath {
                     path: host.display().to_string(),
                     kind: HostPathType::Directory,
                     read_only: false,
@@ -342,7 +343,7 @@ mod tests {
         fs::write(precious.join("kept"), "x").unwrap();
         let volumes = scratch.volumes();
         let mounted = volumes
-            .set_up(&pod(vec![empty("disk", Medium::Default)]))
+            .set_up(&pod(vec![empty("disk", EmptyDirMedium::Default)]))
             .into_result()
             .unwrap();
         let dir = &mounted["disk"].host_path;
@@ -354,7 +355,7 @@ mod tests {
             .tear_down_volume(&uid(), plugin::EMPTY_DIR, OsStr::new("disk"))
             .unwrap_err();
         assert!(
-            matches!(&error, Cause::Io(_, e) if e.raw_os_error() == Some(Errno::EXDEV as i32)),
+            matches!(&error, VolumeErrorCause::Io(_, e) if e.raw_os_error() == Some(Errno::EXDEV as i32)),
             "{error}"
         );
         assert!(precious.join("kept").exists());
@@ -372,7 +373,7 @@ mod tests {
         fs::create_dir_all(&foreign).unwrap();
         fs::write(foreign.join("kept"), "x").unwrap();
         volumes
-            .set_up(&pod(vec![empty("disk", Medium::Default)]))
+            .set_up(&pod(vec![empty("disk", EmptyDirMedium::Default)]))
             .into_result()
             .unwrap();
         let error = volumes.tear_down(&uid()).unwrap_err();

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Backing, PodVolumes, Volumes, beneath, mounts};
+use super::{EmptyDirBacking, PodVolumes, Volumes, beneath, mounts};
 use crate::{api::PodUid, sys::remove};
 
 /// A directory that disappears with the value, mounts in it first.
@@ -49,7 +49,7 @@ impl Volumes {
     /// table, which may be long.
     pub(crate) fn without_mounts(mut self) -> Self {
         self.mounts_below = |_| Ok(Vec::new());
-        self.in_memory = |_| Backing::Disk;
+        self.in_memory = |_| EmptyDirBacking::Disk;
         self
     }
 }

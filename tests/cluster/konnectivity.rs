@@ -11,8 +11,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread;
 
-use picolet::api::Mono;
-use picolet::grpc::hpack::Decoder;
+use picolet::api::MonoTime;
+use picolet::grpc::hpack::HpackDecoder;
 use picolet::sys::clock;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::crypto::ring;
@@ -69,7 +69,7 @@ pub(crate) struct Link {
     /// It has shown a certificate that the cluster has signed.
     pub(crate) is_known: bool,
     /// As what the server answered it, and when.
-    pub(crate) answered: (Habits, Mono),
+    pub(crate) answered: (Habits, MonoTime),
     /// What came, but for bytes of connections that were made by `CONNECT`.
     packets: Mutex<Vec<Packet>>,
     out: Mutex<VecDeque<Vec<u8>>>,
@@ -462,7 +462,7 @@ struct Session {
     shared: Arc<Shared>,
     tcp: TcpStream,
     tls: ServerConnection,
-    decoder: Decoder,
+    decoder: HpackDecoder,
     link: Option<Arc<Link>>,
     held: Vec<u8>,
     messages: Vec<u8>,
@@ -481,7 +481,7 @@ fn of_agent(shared: &Arc<Shared>, tcp: TcpStream) {
         shared: Arc::clone(shared),
         tcp,
         tls: ServerConnection::new(Arc::clone(&lock(&shared.tls))).expect("session"),
-        decoder: Decoder::default(),
+        decoder: HpackDecoder::default(),
         link: None,
         held: Vec::new(),
         messages: Vec::new(),

@@ -14,12 +14,12 @@ use core::time::Duration;
 use std::{os::unix::net::UnixStream, rc::Rc};
 
 use picolet::{
-    api::Mono,
+    api::MonoTime,
     grpc::{
-        Sleep, Time,
-        client::{Options, connect},
+        ConnectionClock, SleepFuture,
+        client::{CallOptions, connect},
         proto::{Message, message},
-        status::{Code, Status},
+        status::{GrpcCode, GrpcStatus},
     },
     sys::clock,
 };
@@ -467,11 +467,11 @@ const KUBEADM_TRIES: u32 = 5;
 
 struct Clock;
 
-impl Time for Clock {
+impl ConnectionClock for Clock {
     fn now(&self) -> Duration {
-        clock::mono() - Mono(0)
+        clock::mono() - MonoTime(0)
     }
-    fn sleep(&self, time: Duration) -> Sleep {
+    fn sleep(&self, time: Duration) -> SleepFuture {
         Box::pin(async move {
             Timer::after(time).await;
         })
@@ -483,7 +483,7 @@ fn ask<A: Message + Default>(
     machine: &Machine,
     path: &str,
     request: impl Message,
-) -> Result<A, Status> {
+) -> Result<A, GrpcStatus> {
     ask_within(machine, path, request, PATIENCE)
 }
 
@@ -492,7 +492,7 @@ fn ask_within<A: Message + Default>(
     path: &str,
     mut request: impl Message,
     timeout: Duration,
-) -> Result<A, Status> {
+) -> Result<A, GrpcStatus> {
     let socket = format!("/proc/{}/root/run/picolet-cri.sock", machine.init);
     let mut stream = None;
     machine.host.until("somebody listens", |_| {
@@ -501,9 +501,9 @@ fn ask_within<A: Message + Default>(
     });
     let stream = Async::new(stream.expect("connected")).expect("stream");
     let (client, driver) = connect(stream, "localhost", Rc::new(Clock));
-    let options = Options {
+    let options = CallOptions {
         timeout: Some(timeout),
-        ..Options::default()
+        ..CallOptions::default()
     };
     let call = client.unary(path, &mut request, &options);
     let over = async { Err(driver.await) };
@@ -555,7 +555,7 @@ fn a_reset_finds_the_pods_by_a_socket() {
         assert!(
             refused
                 .as_ref()
-                .is_err_and(|e| e.code == Code::UNIMPLEMENTED),
+                .is_err_and(|e| e.code == GrpcCode::UNIMPLEMENTED),
             "{path}: {refused:?}"
         );
     }
@@ -592,7 +592,9 @@ fn a_reset_finds_the_pods_by_a_socket() {
     for name in ["StopPodSandbox", "RemovePodSandbox"] {
         let refused = end(name, &found[0].id);
         assert!(
-            refused.as_ref().is_err_and(|e| e.code == Code::UNAVAILABLE),
+            refused
+                .as_ref()
+                .is_err_and(|e| e.code == GrpcCode::UNAVAILABLE),
             "{refused:?}"
         );
     }

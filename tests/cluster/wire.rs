@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
-use picolet::api::Mono;
+use picolet::api::MonoTime;
 use picolet::sys::clock;
 
 /// What happens to packets.
@@ -46,7 +46,7 @@ struct Shared {
     weather: Weather,
     end: AtomicBool,
     forgotten: AtomicU64,
-    seen: Mutex<BTreeMap<(u16, u16), Mono>>,
+    seen: Mutex<BTreeMap<(u16, u16), MonoTime>>,
 }
 
 const PACKET_BYTES: usize = 2048;
@@ -126,7 +126,7 @@ impl Drop for Wire {
 impl Shared {
     /// Carries packets one way, as if so many had come before.
     fn carry(&self, from: &File, to: &File, mut count: u64) {
-        let mut late: VecDeque<(Mono, Vec<u8>)> = VecDeque::new();
+        let mut late: VecDeque<(MonoTime, Vec<u8>)> = VecDeque::new();
         let mut packet = [0; PACKET_BYTES];
         while !self.end.load(Ordering::Relaxed) {
             let mut fds = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
@@ -149,7 +149,7 @@ impl Shared {
     }
 
     /// Whether a NAT would let it pass.
-    fn is_known(&self, packet: &[u8], now: Mono) -> bool {
+    fn is_known(&self, packet: &[u8], now: MonoTime) -> bool {
         let (Some(&version), Some(&protocol)) = (packet.first(), packet.get(9)) else {
             return false;
         };

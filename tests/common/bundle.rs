@@ -164,7 +164,7 @@ pub(crate) fn joined(log: &str, stream: &str) -> String {
         };
         let (time, name, tag, text) = (next(), next(), next(), next());
         assert!(
-            picolet::api::Wall::parse(time).is_some() && time.len() == 30,
+            picolet::api::WallTime::parse(time).is_some() && time.len() == 30,
             "{line:?}"
         );
         if name == stream {

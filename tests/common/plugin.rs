@@ -9,12 +9,12 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 
-use picolet::api::Mono;
-use picolet::grpc::client::{self, Client, Options};
+use picolet::api::MonoTime;
+use picolet::grpc::client::{self, CallOptions, GrpcClient};
 use picolet::grpc::proto::{Message, message};
-use picolet::grpc::server::{Answering, Exchange, Handler, serve};
-use picolet::grpc::status::{Code, Status};
-use picolet::grpc::{Sleep, Time};
+use picolet::grpc::server::{CallFuture, CallHandler, ServerCall, serve};
+use picolet::grpc::status::{GrpcCode, GrpcStatus};
+use picolet::grpc::{ConnectionClock, SleepFuture};
 use picolet::sys::clock;
 use smol::channel::{Receiver, Sender};
 use smol::future::or;
@@ -191,12 +191,12 @@ pub(crate) struct Plugin {
 
 struct Clock;
 
-impl Time for Clock {
+impl ConnectionClock for Clock {
     fn now(&self) -> Duration {
-        clock::mono() - Mono(0)
+        clock::mono() - MonoTime(0)
     }
 
-    fn sleep(&self, time: Duration) -> Sleep {
+    fn sleep(&self, time: Duration) -> SleepFuture {
         Box::pin(async move {
             smol::Timer::after(time).await;
         })
@@ -259,7 +259,7 @@ fn run(listener: UnixListener, shared: Arc<Shared>, ends: Receiver<()>) {
     let executor = LocalExecutor::new();
     let accept = async {
         let listener = Async::new(listener).expect("listener");
-        let handler: Handler = Rc::new(move |call| -> Answering {
+        let handler: CallHandler = Rc::new(move |call| -> CallFuture {
             let shared = Arc::clone(&shared);
             Box::pin(async move { answer(call, &shared).await })
         });
@@ -275,11 +275,12 @@ fn run(listener: UnixListener, shared: Arc<Shared>, ends: Receiver<()>) {
     smol::block_on(executor.run(or(accept, end)));
 }
 
-async fn answer(mut call: Exchange, shared: &Shared) -> Result<(), Status> {
+async fn answer(mut call: ServerCall, shared: &Shared) -> Result<(), GrpcStatus> {
     let path = call.path().to_owned();
     let method = path.strip_prefix("/v1beta1.DevicePlugin/");
     let method = method.or_else(|| path.strip_prefix("/pluginregistration.Registration/"));
-    let method = method.ok_or_else(|| Status::new(Code::UNIMPLEMENTED, "another service"))?;
+    let method =
+        method.ok_or_else(|| GrpcStatus::new(GrpcCode::UNIMPLEMENTED, "another service"))?;
     let habits = lock(&shared.habits).clone();
     let note = |ids: &[String]| {
         let text = format!("{method} {}", ids.join(","));
@@ -290,7 +291,7 @@ async fn answer(mut call: Exchange, shared: &Shared) -> Result<(), Status> {
         core::future::pending::<()>().await;
     }
     if method == habits.refuses {
-        return Err(Status::new(Code::INTERNAL, "not today"));
+        return Err(GrpcStatus::new(GrpcCode::INTERNAL, "not today"));
     }
     match method {
         "GetInfo" => {
@@ -348,7 +349,7 @@ async fn answer(mut call: Exchange, shared: &Shared) -> Result<(), Status> {
             note(&asked.ids);
             call.answer(&mut Empty {}).await
         }
-        _ => Err(Status::new(Code::UNIMPLEMENTED, "another method")),
+        _ => Err(GrpcStatus::new(GrpcCode::UNIMPLEMENTED, "another method")),
     }
 }
 
@@ -374,8 +375,8 @@ fn ask<A: Message + Default>(
     path: &str,
     request: &mut dyn Message,
 ) -> Result<A, String> {
-    connected(dir, async |client: Client| {
-        let options = Options::default();
+    connected(dir, async |client: GrpcClient| {
+        let options = CallOptions::default();
         let asked = client.unary::<A>(path, request, &options).await;
         asked.map_err(|e| e.message)
     })
@@ -383,7 +384,7 @@ fn ask<A: Message + Default>(
 
 fn connected<T>(
     dir: &Path,
-    work: impl AsyncFnOnce(Client) -> Result<T, String>,
+    work: impl AsyncFnOnce(GrpcClient) -> Result<T, String>,
 ) -> Result<T, String> {
     let socket = dir.join("kubelet.sock");
     let executor = LocalExecutor::new();
@@ -399,9 +400,9 @@ fn connected<T>(
 
 /// Asks so often, without a pause, what can be given, until it is refused. The error is how.
 pub(crate) fn hurry(dir: &Path, times: usize) -> Result<(), String> {
-    connected(dir, async |client: Client| {
+    connected(dir, async |client: GrpcClient| {
         for _ in 0..times {
-            let options = Options::default();
+            let options = CallOptions::default();
             let path = "/v1.PodResourcesLister/GetAllocatableResources";
             let asked = client.unary::<AllDevices>(path, &mut Empty {}, &options);
             asked

@@ -31,19 +31,21 @@ use sha2::{Digest as _, Sha256};
 pub use streams::Forwarded;
 
 use super::{
-    AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeError, RuntimeService,
-    Start, Stream,
+    AttachOptions, ExecOptions, ImageService, LogRetention, PortConnector, RuntimeCall,
+    RuntimeError, RuntimeService, SessionStart, StreamRoute,
 };
 use crate::api::cri::{
-    ANNOTATION_HASH, AuthConfig, Capabilities, Condition, ContainerConfig, ContainerState,
-    ContainerStatus, ExecOutput, FsInfo, Handler, Image, LinuxResources, NamespaceMode, PodItem,
-    PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxState, SandboxStatus, Version,
+    ANNOTATION_HASH, AuthConfig, ContainerConfig, ContainerState, ContainerStatus, ExecOutput,
+    FsInfo, HandlerCapabilities, LinuxResources, NamespaceMode, PodItem, PodRuntimeStatus,
+    RuntimeCapabilities, RuntimeCondition, RuntimeStatus, RuntimeVersion, SandboxConfig,
+    SandboxState, SandboxStatus, StoredImage,
 };
 use crate::api::stats::{
-    ContainerUsage, Cpu, Detail, DiskUsage, Interface, Memory, PodUsage, Usage,
+    CgroupUsage, ContainerUsage, CpuUsage, DiskUsage, InterfaceCounts, MemoryUsage, PodUsage,
+    StatsDetail,
 };
-use crate::api::{ContainerId, Mono, PodUid, SandboxId, Wall};
-use crate::image::Progress;
+use crate::api::{ContainerId, MonoTime, PodUid, SandboxId, WallTime};
+use crate::image::ImageProgress;
 
 /// Calls that are remembered for [`Fake::take_calls`]; older ones are forgotten.
 const MAX_CALLS: usize = 10_000;
@@ -170,20 +172,20 @@ struct Instance {
     config: ContainerConfig,
     /// Ends of what is attached to it.
     attached: Vec<OwnedFd>,
-    ended: Option<Mono>,
+    ended: Option<MonoTime>,
     /// A status of its pod has said that it ended.
     is_told: bool,
 }
 
 #[derive(Default)]
 struct State {
-    now: Mono,
-    wall: Wall,
+    now: MonoTime,
+    wall: WallTime,
     boot: u32,
     sequence: u32,
     sandboxes: BTreeMap<SandboxId, Sandbox>,
     containers: BTreeMap<ContainerId, Instance>,
-    images: BTreeMap<String, Image>,
+    images: BTreeMap<String, StoredImage>,
     offered: BTreeSet<String>,
     /// Who gets the offered ones that not everybody gets, by reference.
     private: BTreeMap<String, String>,
@@ -210,7 +212,7 @@ struct State {
     wakers: Vec<Waker>,
     forwarded: Vec<Forwarded>,
     /// Calls that wait for a time, by number.
-    deadlines: BTreeMap<u64, Mono>,
+    deadlines: BTreeMap<u64, MonoTime>,
     latency: Option<Latency>,
     watch: Option<Watch>,
     /// Commands that were run, each once.
@@ -413,14 +415,14 @@ impl Fake {
         Self {
             state: RefCell::new(State {
                 boot: 1,
-                now: Mono(1),
+                now: MonoTime(1),
                 ..State::default()
             }),
         }
     }
 
     /// Moves the clocks; graces that run out by that end their containers.
-    pub fn set_now(&self, now: Mono, wall: Wall) {
+    pub fn set_now(&self, now: MonoTime, wall: WallTime) {
         self.change(|state| {
             state.now = state.now.max(now);
             state.wall = wall;
@@ -437,7 +439,7 @@ impl Fake {
 
     /// When the first call that waits for a time goes on.
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Mono> {
+    pub fn next_deadline(&self) -> Option<MonoTime> {
         self.state.borrow().deadlines.values().min().copied()
     }
 
@@ -475,7 +477,7 @@ impl Fake {
 
     /// When the instance ended; `None` if it has not, or is not there.
     #[must_use]
-    pub fn ended_at(&self, id: &ContainerId) -> Option<Mono> {
+    pub fn ended_at(&self, id: &ContainerId) -> Option<MonoTime> {
         self.state.borrow().containers.get(id)?.ended
     }
 
@@ -541,13 +543,13 @@ impl Fake {
     /// Puts an image into the store and returns its id.
     pub fn add_image(&self, reference: &str) -> String {
         let id = image_id(reference);
-        let image = Image {
+        let image = StoredImage {
             id: id.clone(),
             repo_tags: vec![reference.into()],
             repo_digests: vec![format!("{reference}@{id}")],
             size_bytes: IMAGE_BYTES,
             uid: Some(0),
-            ..Image::default()
+            ..StoredImage::default()
         };
         self.change(|state| {
             state.images.insert(id.clone(), image);
@@ -890,7 +892,7 @@ impl Fake {
         uid: Option<PodUid>,
         container: Option<&'a ContainerId>,
         act: impl FnOnce(&mut State) -> Result<T, RuntimeError> + 'a,
-    ) -> Call<'a, T> {
+    ) -> RuntimeCall<'a, T> {
         let target = target.to_owned();
         Box::pin(async move {
             let running = self.begin(op, &target, uid, container).await?;
@@ -939,9 +941,9 @@ fn exit_of(words: &[String]) -> Option<i32> {
     last.strip_prefix("exit ")?.trim().parse().ok()
 }
 
-fn condition(trouble: Option<&(String, String)>) -> Condition {
+fn condition(trouble: Option<&(String, String)>) -> RuntimeCondition {
     let (reason, message) = trouble.cloned().unwrap_or_default();
-    Condition {
+    RuntimeCondition {
         ok: trouble.is_none(),
         reason,
         message,
@@ -953,9 +955,9 @@ fn not_found(what: &str, id: &str) -> RuntimeError {
 }
 
 impl ImageService for Fake {
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+    fn image_status<'a>(&'a self, reference: &'a str) -> RuntimeCall<'a, Option<StoredImage>> {
         self.at_once(Op::ImageStatus, reference, None, None, move |state| {
-            let named = |image: &&Image| {
+            let named = |image: &&StoredImage| {
                 let mut names = image.repo_tags.iter().chain(&image.repo_digests);
                 image.id == reference || names.any(|name| name == reference)
             };
@@ -963,7 +965,7 @@ impl ImageService for Fake {
         })
     }
 
-    fn list_images(&self) -> Call<'_, Vec<Image>> {
+    fn list_images(&self) -> RuntimeCall<'_, Vec<StoredImage>> {
         self.at_once(Op::ListImages, "", None, None, |state| {
             Ok(state.images.values().cloned().collect())
         })
@@ -974,7 +976,7 @@ impl ImageService for Fake {
         reference: &'a str,
         credential: Option<&'a AuthConfig>,
         _: Option<&'a SandboxConfig>,
-    ) -> Call<'a, String> {
+    ) -> RuntimeCall<'a, String> {
         Box::pin(async move {
             let running = self.begin(Op::PullImage, reference, None, None).await?;
             let offered = self.state.borrow().offered.contains(reference);
@@ -991,7 +993,7 @@ impl ImageService for Fake {
         })
     }
 
-    fn pull_progress(&self, _: &str) -> Option<Progress> {
+    fn pull_progress(&self, _: &str) -> Option<ImageProgress> {
         None
     }
 
@@ -999,7 +1001,7 @@ impl ImageService for Fake {
         self.state.borrow().still_pulling
     }
 
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+    fn remove_image<'a>(&'a self, id: &'a str) -> RuntimeCall<'a, ()> {
         self.at_once(Op::RemoveImage, id, None, None, move |state| {
             let mut instances = state.containers.values();
             let uses = |status: &ContainerStatus| {
@@ -1014,7 +1016,7 @@ impl ImageService for Fake {
         })
     }
 
-    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+    fn image_fs_info(&self) -> RuntimeCall<'_, FsInfo> {
         self.at_once(Op::ImageFsInfo, "", None, None, |state| {
             let (capacity_bytes, available_bytes) = state.fs.unwrap_or((1 << 34, 1 << 33));
             Ok(FsInfo {
@@ -1030,20 +1032,20 @@ impl ImageService for Fake {
 }
 
 impl RuntimeService for Fake {
-    fn version(&self) -> Version {
-        Version {
+    fn version(&self) -> RuntimeVersion {
+        RuntimeVersion {
             name: "fake".into(),
             version: "1".into(),
         }
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
+    fn capabilities(&self) -> RuntimeCapabilities {
+        RuntimeCapabilities {
             handlers: vec![
-                Handler::default(),
-                Handler {
+                HandlerCapabilities::default(),
+                HandlerCapabilities {
                     name: HANDLER.into(),
-                    ..Handler::default()
+                    ..HandlerCapabilities::default()
                 },
             ],
             supplemental_groups_policy: true,
@@ -1052,7 +1054,7 @@ impl RuntimeService for Fake {
         }
     }
 
-    fn status(&self) -> Call<'_, RuntimeStatus> {
+    fn status(&self) -> RuntimeCall<'_, RuntimeStatus> {
         self.at_once(Op::Status, "", None, None, |state| {
             Ok(RuntimeStatus {
                 runtime_ready: condition(state.runtime.as_ref()),
@@ -1062,13 +1064,13 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         self.at_once(Op::ListPods, "", None, None, |state| {
             Ok(state.pods().iter().map(PodItem::from).collect())
         })
     }
 
-    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
+    fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus> {
         let uid = uid.clone();
         self.at_once(
             Op::PodStatus,
@@ -1096,7 +1098,7 @@ impl RuntimeService for Fake {
         Box::pin(self.wait(|state| core::mem::take(&mut state.rung).then_some(())))
     }
 
-    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> RuntimeCall<'a, SandboxStatus> {
         let uid = &config.uid;
         self.at_once(
             Op::RunPodSandbox,
@@ -1147,7 +1149,7 @@ impl RuntimeService for Fake {
         )
     }
 
-    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         let (target, uid) = self.uid_of(id);
         self.at_once(Op::StopPodSandbox, &target, uid, None, move |state| {
             state.kill_all(id);
@@ -1156,7 +1158,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         let (target, uid) = self.uid_of(id);
         self.at_once(Op::RemovePodSandbox, &target, uid, None, move |state| {
             state.sandboxes.remove(id);
@@ -1172,7 +1174,7 @@ impl RuntimeService for Fake {
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
         _: Option<&'a SandboxConfig>,
-    ) -> Call<'a, ContainerId> {
+    ) -> RuntimeCall<'a, ContainerId> {
         let (_, uid) = self.uid_of(sandbox);
         self.at_once(Op::CreateContainer, &config.name, uid, None, move |state| {
             let Some(Sandbox {
@@ -1249,7 +1251,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::StartContainer, &target, uid, Some(id), move |state| {
             let wall = state.wall;
@@ -1288,7 +1290,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> RuntimeCall<'a, ()> {
         let (target, uid) = self.names_of(id);
         Box::pin(async move {
             let running = self
@@ -1324,7 +1326,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId, _: Logs) -> Call<'a, ()> {
+    fn remove_container<'a>(&'a self, id: &'a ContainerId, _: LogRetention) -> RuntimeCall<'a, ()> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::RemoveContainer, &target, uid, Some(id), move |state| {
             state.containers.remove(id);
@@ -1332,7 +1334,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::ReopenLog, &target, uid, Some(id), move |state| {
             let known = state.containers.contains_key(id);
@@ -1348,7 +1350,7 @@ impl RuntimeService for Fake {
         command: &'a [String],
         _timeout: Option<Duration>,
         limit: usize,
-    ) -> Call<'a, ExecOutput> {
+    ) -> RuntimeCall<'a, ExecOutput> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::Exec, &target, uid, Some(id), move |state| {
             let Some(instance) = state.containers.get(id) else {
@@ -1377,7 +1379,7 @@ impl RuntimeService for Fake {
         &'a self,
         id: &'a ContainerId,
         resources: &'a LinuxResources,
-    ) -> Call<'a, ()> {
+    ) -> RuntimeCall<'a, ()> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::UpdateContainer, &target, uid, Some(id), move |state| {
             let instance = state.containers.get_mut(id);
@@ -1394,40 +1396,40 @@ impl RuntimeService for Fake {
         &'a self,
         id: &'a ContainerId,
         options: &'a ExecOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         let (target, uid) = self.names_of(id);
         let start = self.at_once(Op::Exec, &target, uid, Some(id), move |state| {
             streams::exec(state, id, options)
         });
-        Box::pin(ready(Ok(Stream::Local(start))))
+        Box::pin(ready(Ok(StreamRoute::Local(start))))
     }
 
     fn attach<'a>(
         &'a self,
         id: &'a ContainerId,
         options: AttachOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         let (target, uid) = self.names_of(id);
         let start = self.at_once(Op::Attach, &target, uid, Some(id), move |state| {
             streams::attach(state, id, options)
         });
-        Box::pin(ready(Ok(Stream::Local(start))))
+        Box::pin(ready(Ok(StreamRoute::Local(start))))
     }
 
     fn port_forward<'a>(
         &'a self,
         id: &'a SandboxId,
         _: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>> {
-        let connect: Connect<'a> = Box::new(move |port| {
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>> {
+        let connect: PortConnector<'a> = Box::new(move |port| {
             self.at_once(Op::PortForward, id, None, None, move |state| {
                 streams::forward(state, id, port)
             })
         });
-        Box::pin(ready(Ok(Stream::Local(connect))))
+        Box::pin(ready(Ok(StreamRoute::Local(connect))))
     }
 
-    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+    fn list_pod_usage(&self, detail: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>> {
         self.at_once(Op::ListPodUsage, "", None, None, move |state| {
             let pods = state.pods();
             Ok(pods
@@ -1437,7 +1439,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::WritableLayer, &target, uid, None, |_| {
             Ok(Some(DiskUsage {
@@ -1449,24 +1451,24 @@ impl RuntimeService for Fake {
 }
 
 /// Every container uses a hundredth of a processor from its start on, and always the same memory.
-fn pod_usage(pod: PodRuntimeStatus, now: Wall, detail: Detail) -> Option<PodUsage> {
+fn pod_usage(pod: PodRuntimeStatus, now: WallTime, detail: StatsDetail) -> Option<PodUsage> {
     let sandbox = pod
         .sandboxes
         .first()
         .filter(|s| s.state == SandboxState::Ready)?;
-    let usage = |since: Wall| Usage {
+    let usage = |since: WallTime| CgroupUsage {
         at: now,
-        cpu: Some(Cpu {
+        cpu: Some(CpuUsage {
             total_ns: u64::try_from(now.0.saturating_sub(since.0) / 100).unwrap_or(0),
-            ..Cpu::default()
+            ..CpuUsage::default()
         }),
-        memory: Some(Memory {
+        memory: Some(MemoryUsage {
             usage_bytes: 3 << 20,
             working_set_bytes: 2 << 20,
             rss_bytes: Some(1 << 20),
-            ..Memory::default()
+            ..MemoryUsage::default()
         }),
-        ..Usage::default()
+        ..CgroupUsage::default()
     };
     let cgroup = format!("/kubepods/pod{}", pod.uid);
     let running = pod
@@ -1485,14 +1487,14 @@ fn pod_usage(pod: PodRuntimeStatus, now: Wall, detail: Detail) -> Option<PodUsag
             usage: usage(since),
         }
     });
-    let own = sandbox.namespaces.network == NamespaceMode::Pod && detail == Detail::Full;
+    let own = sandbox.namespaces.network == NamespaceMode::Pod && detail == StatsDetail::Full;
     Some(PodUsage {
         started_at: sandbox.created_at,
         usage: usage(sandbox.created_at),
         network: own.then(|| {
-            vec![Interface {
+            vec![InterfaceCounts {
                 name: "eth0".into(),
-                ..Interface::default()
+                ..InterfaceCounts::default()
             }]
         }),
         containers: containers.collect(),
@@ -1508,7 +1510,7 @@ mod tests {
     use smol::future::{block_on, poll_once};
 
     use super::*;
-    use crate::runtime::contract::{Fixture, contract};
+    use crate::runtime::contract::{ContractFixture, contract};
 
     const REFERENCE: &str = "docker.io/library/busybox:1.36";
 
@@ -1553,7 +1555,7 @@ mod tests {
         // PROV-01 PROV-07 RTM-01 RTM-02 RTM-03 RTM-05 RTM-06 RTM-16 RTM-18
         let fake = Fake::new();
         fake.add_image(REFERENCE);
-        let fixture = Fixture {
+        let fixture = ContractFixture {
             sandbox: sandbox("contract"),
             image: REFERENCE.into(),
             runs: vec!["sleep".into(), "1d".into()],
@@ -1607,7 +1609,9 @@ mod tests {
             assert_eq!(poll_once(&mut stop).await, None);
             assert_eq!(fake.hanging(Op::StopContainer), 1);
             assert_eq!(fake.violations().len(), 0);
-            fake.remove_container(&id, Logs::Go).await.expect("removed");
+            fake.remove_container(&id, LogRetention::Go)
+                .await
+                .expect("removed");
             assert_eq!(fake.violations().len(), 1, "two operations at a time");
             fake.release(Op::StopContainer);
             assert_eq!(poll_once(&mut stop).await, Some(Ok(())));
@@ -1624,9 +1628,9 @@ mod tests {
         block_on(async {
             let mut stop = fake.stop_container(&id, Duration::from_secs(5));
             assert_eq!(poll_once(&mut stop).await, None);
-            fake.set_now(Mono(5000), Wall(0));
+            fake.set_now(MonoTime(5000), WallTime(0));
             assert_eq!(poll_once(&mut stop).await, None);
-            fake.set_now(Mono(5001), Wall(0));
+            fake.set_now(MonoTime(5001), WallTime(0));
             assert_eq!(poll_once(&mut stop).await, Some(Ok(())));
         });
         let status = fake.container(&"a".into(), "c").expect("listed");

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use super::{Fake, State, exit_of, not_found};
 use crate::api::cri::{ContainerState, SandboxState};
 use crate::api::{ContainerId, SandboxId};
-use crate::runtime::{AttachOptions, ExecOptions, Pipes, RuntimeError, Session};
+use crate::runtime::{AttachOptions, ExecOptions, PipeStreams, RuntimeError, StreamSession};
 
 /// Ports up to here have nobody who listens.
 const CLOSED_PORTS: u16 = 1023;
@@ -40,9 +40,9 @@ fn session(
     stdout: OwnedFd,
     stderr: OwnedFd,
     code: i32,
-) -> io::Result<Session> {
-    Ok(Session {
-        streams: Box::new(Pipes::new(stdin, Some(stdout), Some(stderr))?),
+) -> io::Result<StreamSession> {
+    Ok(StreamSession {
+        streams: Box::new(PipeStreams::new(stdin, Some(stdout), Some(stderr))?),
         end: Box::pin(async move { Ok(code) }),
     })
 }
@@ -51,7 +51,7 @@ pub(super) fn exec(
     state: &State,
     id: &ContainerId,
     options: &ExecOptions,
-) -> Result<Session, RuntimeError> {
+) -> Result<StreamSession, RuntimeError> {
     running(state, id)?;
     let command = &options.command;
     let (program, words) = command.split_first().map_or(("", &[][..]), |(p, w)| (p, w));
@@ -83,7 +83,7 @@ pub(super) fn attach(
     state: &mut State,
     id: &ContainerId,
     options: AttachOptions,
-) -> Result<Session, RuntimeError> {
+) -> Result<StreamSession, RuntimeError> {
     running(state, id)?;
     let start = || {
         let (stdout, to_stdout) = io::pipe()?;

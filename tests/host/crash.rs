@@ -75,7 +75,7 @@ fn killed_container_is_restarted_then_delayed() {
     );
     let third = life(2);
     let seconds = |value: &Value| {
-        picolet::api::Wall::parse(value.as_str().unwrap_or_default())
+        picolet::api::WallTime::parse(value.as_str().unwrap_or_default())
             .expect("a time")
             .secs()
     };

@@ -16,11 +16,11 @@ use nix::sys::signal::Signal;
 use picolet::{
     api::{
         PodUid,
-        cri::{ContainerConfig, ContainerState, Mount, NamespaceMode, SandboxConfig},
+        cri::{ContainerConfig, ContainerMount, ContainerState, NamespaceMode, SandboxConfig},
     },
     cgroup::Cgroups,
     logic::oci,
-    runtime::endpoint::{EndpointRuntime, Settings},
+    runtime::endpoint::{EndpointRuntime, EndpointSettings},
     sys::lane::Lane,
 };
 use serde_json::{Value, json};
@@ -56,13 +56,13 @@ fn client(
     containerd: &Containerd,
     executor: &Rc<LocalExecutor<'static>>,
 ) -> Rc<dyn EndpointRuntime> {
-    let settings = Settings {
+    let settings = EndpointSettings {
         endpoint: containerd.socket(),
         image_endpoint: containerd.socket(),
         request_timeout: Duration::from_secs(60),
         masked_paths: oci::MASKED_PATHS.map(str::to_owned).to_vec(),
         readonly_paths: oci::READONLY_PATHS.map(str::to_owned).to_vec(),
-        ..Settings::default()
+        ..EndpointSettings::default()
     };
     let cgroups = Cgroups::detect().expect("cgroups");
     let disk = Lane::start("disk").expect("lane");
@@ -135,10 +135,10 @@ async fn left_by_a_kubelet(kubelet: &Kubelet<'_>, name: &str, hash: &str) -> Str
     };
     sandbox.namespaces.pid = NamespaceMode::Container;
     let made = cri.run_pod_sandbox(&sandbox).await.expect("a sandbox");
-    let mount = |host_path: String, container_path: &str| Mount {
+    let mount = |host_path: String, container_path: &str| ContainerMount {
         host_path,
         container_path: container_path.into(),
-        ..Mount::default()
+        ..ContainerMount::default()
     };
     let mut config = ContainerConfig {
         name: "main".into(),

@@ -12,7 +12,7 @@ use std::thread;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use picolet::api::Wall;
+use picolet::api::WallTime;
 use picolet::sys::clock;
 use ring::rand::SystemRandom;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
@@ -694,7 +694,7 @@ fn a_pod_that_is_slow_to_end_says_since_when_it_ends() {
     host.pod("stubborn", spec);
     host.wait_phase("stubborn", "Running");
     host.remove("stubborn.yaml");
-    let ends = |pod: &Value| Wall::parse(pod["metadata"]["deletionTimestamp"].as_str()?);
+    let ends = |pod: &Value| WallTime::parse(pod["metadata"]["deletionTimestamp"].as_str()?);
     let pod = host.wait_pod("stubborn", "it ends", |pod| ends(pod).is_some());
     let first = ends(&pod).expect("a time");
     let mut last = first;

@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use picolet::image::Reference;
-use picolet::image::pull::{Artifact, Settings};
-use picolet::image::registry::{Limits, Registries};
-use picolet::parts::channel::{ARTIFACT, Channel, ChannelError};
+use picolet::image::ImageReference;
+use picolet::image::pull::{ArtifactReader, PullSettings};
+use picolet::image::registry::{RegistriesConfig, RegistryTimeLimits};
+use picolet::parts::channel::{ARTIFACT, ChannelError, ReleaseChannel};
 use serde_json::{Value, json};
 
 use crate::proxy::{Fault, Proxy};
@@ -77,20 +77,20 @@ fn push(registry: &Registry, tag: &str, kind: &str, files: &[(&str, &[u8])], use
 }
 
 /// The channel at a name, looked at with these registries.
-fn channel(name: &str, registries: &Value) -> Channel {
-    let settings = Settings {
-        registries: Registries::parse(registries).expect("registries"),
-        limits: Limits {
+fn channel(name: &str, registries: &Value) -> ReleaseChannel {
+    let settings = PullSettings {
+        registries: RegistriesConfig::parse(registries).expect("registries"),
+        limits: RegistryTimeLimits {
             retry: Duration::from_millis(1),
-            ..Limits::default()
+            ..RegistryTimeLimits::default()
         },
-        ..Settings::default()
+        ..PullSettings::default()
     };
-    let reference = Reference::parse(name).expect("a reference");
-    Channel::in_registry(Artifact::new(settings, reference, ARTIFACT), "vax")
+    let reference = ImageReference::parse(name).expect("a reference");
+    ReleaseChannel::in_registry(ArtifactReader::new(settings, reference, ARTIFACT), "vax")
 }
 
-fn fetch(channel: &mut Channel, bytes: &[u8], part: &Path) -> Result<bool, ChannelError> {
+fn fetch(channel: &mut ReleaseChannel, bytes: &[u8], part: &Path) -> Result<bool, ChannelError> {
     let size = bytes.len() as u64;
     channel.fetch(TARBALL, (size, &hex(bytes)), part)
 }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::thread;
 
-use picolet::image::pull::{PullError, Settings};
-use picolet::image::registry::Limits;
+use picolet::image::pull::{PullError, PullSettings};
+use picolet::image::registry::RegistryTimeLimits;
 
 use crate::proxy::{Asked, Fault, Proxy};
 use crate::registry::{Filled, Registry, able};
@@ -62,14 +62,14 @@ fn what_passes_is_got_over() {
         (Fault::Status(504), 2, 105),
     ] {
         let proxy = faulty(&registry, &filled, fault, times);
-        let bench = Bench::with(Settings {
-            limits: Limits {
+        let bench = Bench::with(PullSettings {
+            limits: RegistryTimeLimits {
                 stall: Duration::from_millis(700),
                 answer: Duration::from_millis(700),
                 retry: Duration::from_millis(1),
-                ..Limits::default()
+                ..RegistryTimeLimits::default()
             },
-            ..Settings::default()
+            ..PullSettings::default()
         });
         let pulled = bench.pull(&format!("{}/{NAME}:1", proxy.address), None);
         bench.check(&pulled.unwrap_or_else(|e| panic!("{fault:?}: {e}")));
@@ -119,7 +119,7 @@ fn what_lasts_has_its_reason_and_nothing_is_visible() {
         (Fault::Status(404), "ErrImagePull", "404"),
     ] {
         let proxy = faulty(&registry, &filled, fault, u64::MAX);
-        let bench = Bench::new(Settings::default());
+        let bench = Bench::new(PullSettings::default());
         let image = format!("{}/{NAME}:1", proxy.address);
         let error = bench.pull(&image, None).expect_err("a fault");
         let found = match &error {
@@ -166,12 +166,12 @@ fn a_registry_that_is_restarted_goes_on_where_it_was() {
             _ => Fault::None,
         }
     });
-    let bench = Bench::with(Settings {
-        limits: Limits {
+    let bench = Bench::with(PullSettings {
+        limits: RegistryTimeLimits {
             retry: Duration::from_millis(500),
-            ..Limits::default()
+            ..RegistryTimeLimits::default()
         },
-        ..Settings::default()
+        ..PullSettings::default()
     });
     let image = format!("{}/{NAME}:1", proxy.address);
     let id = thread::scope(|scope| {

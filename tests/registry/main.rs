@@ -35,9 +35,9 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use picolet::image::pull::{PullError, Puller, Settings};
-use picolet::image::registry::{Credential, Limits};
-use picolet::image::{ImageRecord, Store};
+use picolet::image::pull::{PullError, PullSettings, Puller};
+use picolet::image::registry::{RegistryCredential, RegistryTimeLimits};
+use picolet::image::{ImageRecord, ImageStore};
 
 use proxy::{Fault, Proxy};
 use registry::{Random, Registry, Scratch, able, layer, noise};
@@ -52,27 +52,27 @@ const SCHEDULES: u64 = 60;
 /// A store with a puller that loses no time between attempts.
 struct Bench {
     scratch: Scratch,
-    store: Store,
+    store: ImageStore,
     puller: Puller,
 }
 
 impl Bench {
-    fn new(settings: Settings) -> Self {
-        Self::with(Settings {
-            limits: Limits {
+    fn new(settings: PullSettings) -> Self {
+        Self::with(PullSettings {
+            limits: RegistryTimeLimits {
                 stall: Duration::from_secs(5),
                 answer: Duration::from_secs(10),
                 retry: Duration::from_millis(1),
-                ..Limits::default()
+                ..RegistryTimeLimits::default()
             },
             ..settings
         })
     }
 
     /// With time limits as given.
-    fn with(settings: Settings) -> Self {
+    fn with(settings: PullSettings) -> Self {
         let scratch = Scratch::new();
-        let store = Store::open(&scratch.0.join("images")).expect("store");
+        let store = ImageStore::open(&scratch.0.join("images")).expect("store");
         let puller = Puller::new(store.clone(), settings);
         Self {
             scratch,
@@ -81,7 +81,11 @@ impl Bench {
         }
     }
 
-    fn pull(&self, image: &str, credential: Option<Credential>) -> Result<String, PullError> {
+    fn pull(
+        &self,
+        image: &str,
+        credential: Option<RegistryCredential>,
+    ) -> Result<String, PullError> {
         smol::block_on(self.puller.pull(image, credential))
     }
 
@@ -155,7 +159,7 @@ fn every_pull_through_a_bad_link_ends_right_or_says_why() {
                 _ => Fault::Delay(Duration::from_millis(random.below(30))),
             }
         });
-        let bench = Bench::new(Settings::default());
+        let bench = Bench::new(PullSettings::default());
         let image = format!("{}/{NAME}:1", proxy.address);
         match bench.pull(&image, None) {
             Ok(id) => {
@@ -201,7 +205,7 @@ fn twenty_cuts_cost_at_most_a_twentieth() {
             Fault::None
         }
     });
-    let bench = Bench::new(Settings::default());
+    let bench = Bench::new(PullSettings::default());
     let id = bench.pull(&format!("{}/{NAME}:1", proxy.address), None);
     bench.check(&id.expect("pulled"));
     assert_eq!(proxy.faults.load(Ordering::SeqCst), 20);
@@ -224,13 +228,13 @@ fn with_a_password() {
     registry.fill(NAME, &layers(), &["--dest-creds=user:secret"]);
     let image = format!("{}/{NAME}:1", registry.address);
     let user = |password: &str| {
-        Some(Credential {
+        Some(RegistryCredential {
             username: "user".into(),
             password: password.into(),
-            ..Credential::default()
+            ..RegistryCredential::default()
         })
     };
-    let bench = Bench::new(Settings::default());
+    let bench = Bench::new(PullSettings::default());
     for wrong in [None, user("wrong")] {
         let error = bench.pull(&image, wrong).expect_err("refused");
         assert!(
@@ -252,7 +256,7 @@ fn what_skopeo_writes_in_other_forms() {
         ("zstd", &["--dest-compress-format=zstd"]),
     ] {
         registry.fill(name, &layers(), flags);
-        let bench = Bench::new(Settings::default());
+        let bench = Bench::new(PullSettings::default());
         let image = format!("{}/{name}:1", registry.address);
         let id = bench.pull(&image, None);
         bench.check(&id.unwrap_or_else(|e| panic!("{name}: {e}")));

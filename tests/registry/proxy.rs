@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use picolet::api::Mono;
+use picolet::api::MonoTime;
 use picolet::sys::clock;
 
 /// What happens to one request.
@@ -38,7 +38,7 @@ pub(crate) struct Asked {
     /// First byte of the range wanted.
     pub(crate) from: u64,
     /// When it came.
-    pub(crate) at: Mono,
+    pub(crate) at: MonoTime,
 }
 
 /// The proxy; it ends with the process.

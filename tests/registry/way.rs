@@ -1,7 +1,7 @@
 //! The way to a registry: TLS, IPv6, proxies.
 
-use picolet::image::pull::{PullError, Settings};
-use picolet::image::registry::Registries;
+use picolet::image::pull::{PullError, PullSettings};
+use picolet::image::registry::RegistriesConfig;
 use picolet::net::ProxyVariables;
 use serde_json::json;
 
@@ -20,9 +20,9 @@ fn over_tls_by_the_cas_that_are_configured() {
     let image = format!("{host}/{NAME}:1");
     let with = |tls: serde_json::Value| {
         let document = json!({"configs": { &host: {"tls": tls} }});
-        Bench::new(Settings {
-            registries: Registries::parse(&document).expect("registries"),
-            ..Settings::default()
+        Bench::new(PullSettings {
+            registries: RegistriesConfig::parse(&document).expect("registries"),
+            ..PullSettings::default()
         })
     };
     let ca = registry.dir.0.join("ca.pem");
@@ -50,7 +50,7 @@ fn over_six() {
     registry.fill(NAME, &layers(), &[]);
     // skopeo has no words for such an address: the registry is filled by the other one.
     let proxy = Proxy::start_at("[::1]:0", registry.address, |_| Fault::None);
-    let bench = Bench::new(Settings::default());
+    let bench = Bench::new(PullSettings::default());
     let image = format!("{}/{NAME}:1", proxy.address);
     assert!(image.starts_with("[::1]:"));
     bench.check(&bench.pull(&image, None).expect("pulled"));
@@ -67,13 +67,13 @@ fn through_a_proxy_that_knows_the_name() {
     let registries = json!({"configs": {
         "registry.test": {"tls": {"ca_file": registry.dir.0.join("ca.pem")}},
     }});
-    let bench = Bench::new(Settings {
-        registries: Registries::parse(&registries).expect("registries"),
+    let bench = Bench::new(PullSettings {
+        registries: RegistriesConfig::parse(&registries).expect("registries"),
         proxies: ProxyVariables {
             https: format!("http://user:p%40ss@{}", tunnel.address),
             ..ProxyVariables::default()
         },
-        ..Settings::default()
+        ..PullSettings::default()
     });
     // Nobody but the proxy knows where that is.
     let image = format!("registry.test/{NAME}:1");
@@ -94,13 +94,13 @@ fn through_a_proxy_that_knows_the_name() {
     let registries = json!({"mirrors": {
         "registry.test": {"endpoint": ["http://mirror.test:5000"]},
     }});
-    let bench = Bench::new(Settings {
-        registries: Registries::parse(&registries).expect("registries"),
+    let bench = Bench::new(PullSettings {
+        registries: RegistriesConfig::parse(&registries).expect("registries"),
         proxies: ProxyVariables {
             http: tunnel.address.to_string(),
             ..ProxyVariables::default()
         },
-        ..Settings::default()
+        ..PullSettings::default()
     });
     bench.check(&bench.pull(&image, None).expect("pulled"));
     assert!(tunnel.heads()[0].starts_with("CONNECT mirror.test:5000 "));
@@ -112,12 +112,12 @@ fn a_proxy_that_refuses_or_is_away_is_named_without_its_password() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
     let address = listener.local_addr().expect("address");
     drop(listener);
-    let bench = Bench::new(Settings {
+    let bench = Bench::new(PullSettings {
         proxies: ProxyVariables {
             https: format!("http://user:secret@{address}"),
             ..ProxyVariables::default()
         },
-        ..Settings::default()
+        ..PullSettings::default()
     });
     let error = bench
         .pull("registry.test/a:1", None)

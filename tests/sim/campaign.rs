@@ -22,7 +22,7 @@ use super::{
     pressure,
 };
 use crate::{
-    api::{Mono, PodUid},
+    api::{MonoTime, PodUid},
     runtime::fake::Op,
 };
 
@@ -132,7 +132,7 @@ fn go(machine: &mut Machine, schedule: &[Timed]) -> Result<(), String> {
     let mute_until = machine.control.as_ref().and_then(Control::mute_until);
     let now = machine.now();
     let end = mute_until.map_or(now, |until| until.max(now)) + arrival;
-    let eve = Mono(end.0 - u64::try_from(quiet.as_millis()).expect("short"));
+    let eve = MonoTime(end.0 - u64::try_from(quiet.as_millis()).expect("short"));
     machine.advance_to(eve)?;
     machine.fake.take_calls();
     machine.advance_to(end)?;

@@ -25,10 +25,10 @@ use super::{
     pods::Manifest,
 };
 use crate::{
-    api::{Mono, Pod, PodUid, Wall, pod::CONFIG_MIRROR, pod_status::Phase},
+    api::{MonoTime, Pod, PodUid, WallTime, pod::CONFIG_MIRROR, pod_status::PodPhase},
     kube::{
-        Api, ApiError, KubeError, KubeLanes, Ring, RingKind, Rope, Rung, Travel, WatchEnd, Way,
-        lanes::RING_QUEUE,
+        ApiError, DoorbellNews, KubeApi, KubeError, KubeLanes, KubeTransport, TravelDelay,
+        WatchEnd, WatchEvent, WatchEventKind, WatchThread, lanes::RING_QUEUE,
     },
     logic::{
         api_pod, api_poll,
@@ -57,11 +57,11 @@ struct Staged {
     wire: Rc<RefCell<Wire>>,
     clock: TestClock,
     /// The other end of the newest doorbell.
-    rope: RefCell<Option<Rope>>,
+    rope: RefCell<Option<WatchThread>>,
 }
 
-impl Way for Staged {
-    fn travel(&self) -> Travel {
+impl KubeTransport for Staged {
+    fn travel(&self) -> TravelDelay {
         let mut wire = self.wire.borrow_mut();
         let wait_ms = match wire.max_ms {
             0 => 0,
@@ -71,7 +71,7 @@ impl Way for Staged {
         self.clock.until(there)
     }
 
-    fn doorbell(&self, _: &Arc<dyn Api>, rope: Rope) -> io::Result<()> {
+    fn doorbell(&self, _: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()> {
         self.rope.replace(Some(rope));
         Ok(())
     }
@@ -81,7 +81,7 @@ impl Way for Staged {
 struct Watch {
     /// Where in the server's log it is.
     place: usize,
-    ends: Mono,
+    ends: MonoTime,
     /// Nothing of it arrives.
     mute: bool,
 }
@@ -105,13 +105,13 @@ pub(super) struct Control {
     pub(super) made: BTreeMap<PodUid, Manifest>,
     /// Pods that somebody wanted to end, or that have ended.
     excused: BTreeSet<PodUid>,
-    out_until: Option<Mono>,
+    out_until: Option<MonoTime>,
     /// Since the store was restored a list was answered; what was asked before has arrived by then.
-    settled_at: Option<Mono>,
-    rope: Option<Rope>,
+    settled_at: Option<MonoTime>,
+    rope: Option<WatchThread>,
     watch: Option<Watch>,
     bell: Bell,
-    ringing: BTreeMap<(Mono, u64), Rung>,
+    ringing: BTreeMap<(MonoTime, u64), DoorbellNews>,
     sequence: u64,
     pub(super) tally: BTreeMap<&'static str, u64>,
 }
@@ -202,7 +202,7 @@ impl Control {
     }
 
     /// When something happens by itself next.
-    pub(super) fn next_instant(&self) -> Option<Mono> {
+    pub(super) fn next_instant(&self) -> Option<MonoTime> {
         let ring = self.ringing.keys().next().map(|(at, _)| *at);
         let watch = self.watch.as_ref().map(Watch::over);
         [ring, watch, self.out_until, self.settled_at]
@@ -212,7 +212,7 @@ impl Control {
     }
 
     /// When the agent gives up a watch that tells nothing.
-    pub(super) fn mute_until(&self) -> Option<Mono> {
+    pub(super) fn mute_until(&self) -> Option<MonoTime> {
         let watch = self.watch.as_ref().filter(|watch| watch.mute);
         watch.map(Watch::over)
     }
@@ -251,7 +251,7 @@ impl Control {
             };
             moved = true;
             let rung = first.remove();
-            let is_end = matches!(rung, Rung::Ended(_));
+            let is_end = matches!(rung, DoorbellNews::Ended(_));
             if !is_end && rope.rungs.len() >= RING_QUEUE {
                 rope.overrun.store(true, Ordering::SeqCst);
             } else {
@@ -293,10 +293,10 @@ impl Control {
         let last = self.ringing.keys().next_back().map(|(at, _)| *at);
         let now = self.hands.now();
         let at = last.map_or(now, |last| last.max(now)) + wait;
-        self.ring(at, Rung::Ended(end));
+        self.ring(at, DoorbellNews::Ended(end));
     }
 
-    fn ring(&mut self, at: Mono, rung: Rung) {
+    fn ring(&mut self, at: MonoTime, rung: DoorbellNews) {
         self.sequence += 1;
         self.ringing.insert((at, self.sequence), rung);
     }
@@ -315,7 +315,7 @@ impl Control {
             self.end_watch(end, 1);
             return;
         }
-        let news: Vec<api_poll::Ring> = self.api.with(|server| {
+        let news: Vec<api_poll::PodWatchEvent> = self.api.with(|server| {
             let news = server.log.get(watch.place..).unwrap_or_default();
             watch.place += news.len();
             news.iter().map(|(_, ring)| ring.clone()).collect()
@@ -334,10 +334,10 @@ impl Control {
             for _ in 0..times {
                 let mut told = told(&ring);
                 if self.bell.random.percent(self.bell.unknown) {
-                    told = Ring::default();
+                    told = WatchEvent::default();
                     self.saw("ring for nobody");
                 }
-                self.ring(at, Rung::Ring(told));
+                self.ring(at, DoorbellNews::Ring(told));
             }
             if times > 1 {
                 self.saw("ring doubled");
@@ -418,7 +418,7 @@ impl Control {
     }
 
     /// Somebody does something to a pod. Returns the uid of a new one.
-    pub(super) fn act(&mut self, name: u8, deed: &Deed, now: Wall) -> Option<PodUid> {
+    pub(super) fn act(&mut self, name: u8, deed: &Deed, now: WallTime) -> Option<PodUid> {
         let key = key(name);
         // A store that was just restored is left alone until nodes have looked at it (see `Server::is_fresh`).
         let (fresh, found) = self
@@ -556,11 +556,11 @@ impl Control {
     }
 
     /// Ends that the API has.
-    pub(super) fn ends(&self) -> BTreeMap<PodUid, Phase> {
+    pub(super) fn ends(&self) -> BTreeMap<PodUid, PodPhase> {
         let end = |object: &Value| {
             let phase = match object["status"]["phase"].as_str()? {
-                "Succeeded" => Phase::Succeeded,
-                "Failed" => Phase::Failed,
+                "Succeeded" => PodPhase::Succeeded,
+                "Failed" => PodPhase::Failed,
                 _ => return None,
             };
             Some((PodUid::new(uid_of(object)), phase))
@@ -600,7 +600,7 @@ impl Control {
     }
 
     /// Deletes all pods that are no mirrors, one of three by force.
-    pub(super) fn delete_all(&mut self, now: Wall) {
+    pub(super) fn delete_all(&mut self, now: WallTime) {
         for name in 0..=u8::MAX {
             if self.api.with(|s| s.objects.contains_key(&key(name))) {
                 let deed = match name % 3 {
@@ -693,7 +693,7 @@ impl Control {
 }
 
 impl Watch {
-    fn over(&self) -> Mono {
+    fn over(&self) -> MonoTime {
         match self.mute {
             true => self.ends + STALL,
             false => self.ends,
@@ -709,12 +709,12 @@ fn broken() -> KubeError {
     }
 }
 
-fn told(ring: &api_poll::Ring) -> Ring {
-    Ring {
+fn told(ring: &api_poll::PodWatchEvent) -> WatchEvent {
+    WatchEvent {
         kind: match ring.kind {
-            api_poll::RingKind::Changed => RingKind::Modified,
-            api_poll::RingKind::Deleted => RingKind::Deleted,
-            api_poll::RingKind::Bookmark => RingKind::Bookmark,
+            api_poll::PodWatchEventKind::Changed => WatchEventKind::Modified,
+            api_poll::PodWatchEventKind::Deleted => WatchEventKind::Deleted,
+            api_poll::PodWatchEventKind::Bookmark => WatchEventKind::Bookmark,
         },
         uid: ring.item.uid.to_string(),
         resource_version: ring.item.version.to_string(),

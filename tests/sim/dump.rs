@@ -6,7 +6,7 @@ use alloc::collections::BTreeMap;
 
 use super::{
     super::{
-        ring::{self, Heard, Line, Seen},
+        ring::{self, RecordedEvent, RecordedLine, RecordedPod},
         views::ApiAnswer,
     },
     input::{Apiserver, Deed, Input, Timed},
@@ -42,17 +42,18 @@ pub(super) fn schedule(text: &str) -> Result<Vec<Timed>, String> {
 }
 
 /// Whether only a node of a cluster hears that.
-fn is_of_cluster(line: &Line) -> bool {
+fn is_of_cluster(line: &RecordedLine) -> bool {
     match &line.heard {
-        Some(Heard::Add(seen)) => !seen.is_static,
-        Some(heard) => matches!(heard, Heard::Api(_)),
+        Some(RecordedEvent::Add(seen)) => !seen.is_static,
+        Some(heard) => matches!(heard, RecordedEvent::Api(_)),
         None => false,
     }
 }
 
 /// When the apiserver answers next.
-fn answers_again(lines: &[Line]) -> Option<u64> {
-    let answers = |line: &&Line| line.heard == Some(Heard::Api(ApiAnswer::Answers(true)));
+fn answers_again(lines: &[RecordedLine]) -> Option<u64> {
+    let answers =
+        |line: &&RecordedLine| line.heard == Some(RecordedEvent::Api(ApiAnswer::Answers(true)));
     lines.iter().find(answers).map(|line| line.t)
 }
 
@@ -89,10 +90,10 @@ impl Reader {
 
     /// What has the agent hear that; `None`: that comes by itself, or cannot be made to. `outage_ms`: how long one lasts
     /// that begins there.
-    fn input(&mut self, heard: &Heard, outage_ms: u64) -> Option<Input> {
+    fn input(&mut self, heard: &RecordedEvent, outage_ms: u64) -> Option<Input> {
         Some(match heard {
-            Heard::Add(seen) | Heard::Update(seen) => self.changed(seen),
-            Heard::Remove { pod } => {
+            RecordedEvent::Add(seen) | RecordedEvent::Update(seen) => self.changed(seen),
+            RecordedEvent::Remove { pod } => {
                 let known = *self.known(pod);
                 match known {
                     Known { number: file, is_static: true, .. } => Input::Remove { file },
@@ -104,21 +105,21 @@ impl Reader {
                     },
                 }
             }
-            Heard::Images => Input::Offer,
-            Heard::Pleg { pod, kind, .. } if kind == "ContainerDied" => Input::ExitIn {
+            RecordedEvent::Images => Input::Offer,
+            RecordedEvent::Pleg { pod, kind, .. } if kind == "ContainerDied" => Input::ExitIn {
                 file: self.known(pod).number,
                 code: 1,
             },
-            Heard::Conditions { runtime, network } => Input::Conditions {
+            RecordedEvent::Conditions { runtime, network } => Input::Conditions {
                 runtime: *runtime,
                 network: *network,
             },
-            Heard::Api(ApiAnswer::Answers(false)) => Input::Apiserver(Apiserver::Outage {
+            RecordedEvent::Api(ApiAnswer::Answers(false)) => Input::Apiserver(Apiserver::Outage {
                 ms: outage_ms,
                 mute: false,
             }),
-            Heard::Shutdown | Heard::Stop { all: true } => Input::StopAll { down_ms: 1000 },
-            Heard::Stop { all: false } | Heard::Terminate => Input::Crash {
+            RecordedEvent::Shutdown | RecordedEvent::Stop { all: true } => Input::StopAll { down_ms: 1000 },
+            RecordedEvent::Stop { all: false } | RecordedEvent::Terminate => Input::Crash {
                 after_steps: 0,
                 after_changes: None,
                 down_ms: 1000,
@@ -127,31 +128,31 @@ impl Reader {
                 loses: None,
             },
             // The end of an outage is part of it.
-            Heard::Api(ApiAnswer::Answers(true))
+            RecordedEvent::Api(ApiAnswer::Answers(true))
             // Nobody looks at a simulated node.
-            | Heard::Restart { .. }
+            | RecordedEvent::Restart { .. }
             // Lists fail in an outage; a write is in conflict with what became of its pod, which sources tell.
-            | Heard::Api(ApiAnswer::Lists(_) | ApiAnswer::Write { .. })
+            | RecordedEvent::Api(ApiAnswer::Lists(_) | ApiAnswer::Write { .. })
             // Pods of the simulation have no probes, and what they refer to never changes.
-            | Heard::Probed { .. }
-            | Heard::Objects
-            | Heard::Resync(_)
+            | RecordedEvent::Probed { .. }
+            | RecordedEvent::Objects
+            | RecordedEvent::Resync(_)
             // What calls, records, writes and lists of the simulation come to is their own.
-            | Heard::Pleg { .. }
-            | Heard::Listed { .. }
-            | Heard::Step(_)
-            | Heard::Done { .. }
-            | Heard::Unrecorded { .. }
-            | Heard::Unread { .. }
-            | Heard::RecordsWait(_)
-            | Heard::Shown { .. }
-            | Heard::Reconcile(_)
-            | Heard::ShutdownCancelled => return None,
+            | RecordedEvent::Pleg { .. }
+            | RecordedEvent::Listed { .. }
+            | RecordedEvent::Step(_)
+            | RecordedEvent::Done { .. }
+            | RecordedEvent::Unrecorded { .. }
+            | RecordedEvent::Unread { .. }
+            | RecordedEvent::RecordsWait(_)
+            | RecordedEvent::Shown { .. }
+            | RecordedEvent::Reconcile(_)
+            | RecordedEvent::ShutdownCancelled => return None,
         })
     }
 
     /// A pod is new or another in its source.
-    fn changed(&mut self, seen: &Seen) -> Input {
+    fn changed(&mut self, seen: &RecordedPod) -> Input {
         let in_cluster = self.in_cluster;
         let is_new = !self.pods.contains_key(&seen.pod);
         let known = self.known(&seen.pod);
@@ -179,7 +180,7 @@ impl Reader {
     }
 }
 
-fn manifest(seen: &Seen) -> Manifest {
+fn manifest(seen: &RecordedPod) -> Manifest {
     Manifest {
         name: 0,
         own_uid: true,

@@ -18,19 +18,19 @@ use smol::{
 
 use super::{
     super::{
-        asker::Asker,
+        asker::AgentHandle,
         assembly,
-        cluster::Joined,
-        core::{Agent as Core, Command, Event},
+        cluster::JoinedCluster,
+        core::{Agent as Core, AgentCommand, AgentEvent},
         event_loop, manifests,
-        parts::Parts,
+        parts::AgentParts,
         tests::{
             api::Link,
             api_objects::Trouble as ApiTrouble,
             drawn,
             world::{Hands, IMAGE, MANY_ANSWERS, NODE, Running, Template},
         },
-        views::Taken,
+        views::DeliveryResult,
     },
     control::{Control, NEW_IMAGE},
     counts::{Counts, What},
@@ -44,16 +44,16 @@ use super::{
 };
 use crate::{
     api::{
-        ContainerId, Mono, Pod, PodUid, SandboxId, Wall,
+        ContainerId, MonoTime, Pod, PodUid, SandboxId, WallTime,
         cri::{ContainerState, SandboxState},
-        received::{Delivered, ReceivedPod},
+        received::{ReceivedPod, SnapshotEntry},
     },
-    logic::{pod_table::Handle, pod_worker::Stage},
+    logic::{pod_table::PodHandle, pod_worker::WorkerStage},
     runtime::{
         RuntimeError,
         fake::{Fake, Fault, OnStop, Op, Trouble as FakeTrouble},
     },
-    source::Snapshot,
+    source::SourceSnapshot,
 };
 
 /// Steps of tasks at one instant; more means that tasks wake each other for ever.
@@ -87,21 +87,21 @@ struct Tamper {
 
 /// A running agent.
 struct Agent {
-    parts: Parts,
+    parts: AgentParts,
     /// Its deciding side.
     core: Rc<RefCell<Core>>,
     executor: Rc<LocalExecutor<'static>>,
     task: Task<()>,
     /// What was sent to the loop, by anyone.
-    sent: Receiver<Event>,
+    sent: Receiver<AgentEvent>,
     /// Into the loop.
-    inbox: Sender<Event>,
-    events: Sender<Event>,
+    inbox: Sender<AgentEvent>,
+    events: Sender<AgentEvent>,
     /// Events on their way, by the time at which they arrive.
-    on_the_way: BTreeMap<(Mono, u64), Event>,
+    on_the_way: BTreeMap<(MonoTime, u64), AgentEvent>,
     /// Each call of a worker keeps its order.
-    last_steps: BTreeMap<Handle, Mono>,
-    source: Sender<Snapshot>,
+    last_steps: BTreeMap<PodHandle, MonoTime>,
+    source: Sender<SourceSnapshot>,
     /// The source must read everything again.
     read_again: Rc<Cell<bool>>,
     /// What the source has told, by file.
@@ -111,7 +111,7 @@ struct Agent {
     /// The same of the Secret.
     told_secret: bool,
     /// When it looks at the manifests for the first time.
-    source_due: Option<Mono>,
+    source_due: Option<MonoTime>,
     /// Told to stop: when the next one is started after this one has ended.
     stopping: Option<u64>,
     /// What speaks with the apiserver.
@@ -131,7 +131,7 @@ pub(super) struct Machine {
     tamper: Tamper,
     sequence: u64,
     /// The next agent: when it starts, and how long its first look at the manifests takes.
-    restart: Option<(Mono, u64)>,
+    restart: Option<(MonoTime, u64)>,
     armed: Option<Armed>,
     rules: Rules,
     evictions: Evictions,
@@ -146,7 +146,7 @@ pub(super) struct Machine {
     /// The wall clock was set: deadlines of pods are counted by it.
     jumped: bool,
     /// When all trouble ended.
-    healed: Option<Wall>,
+    healed: Option<WallTime>,
     /// What the watch at the runtime looks at.
     watched: Rc<RefCell<Option<Rc<RefCell<Core>>>>>,
     pub(super) journal: Option<VecDeque<String>>,
@@ -164,7 +164,7 @@ impl Machine {
             fake.add_image(NEW_IMAGE);
         }
         let hands = Rc::new(Hands::default());
-        hands.set(Mono(1000));
+        hands.set(MonoTime(1000));
         fake.set_now(hands.now(), hands.wall());
         let watched = Rc::new(RefCell::new(None::<Rc<RefCell<Core>>>));
         let seen = Rc::clone(&watched);
@@ -267,7 +267,7 @@ impl Machine {
         counts
     }
 
-    pub(super) fn now(&self) -> Mono {
+    pub(super) fn now(&self) -> MonoTime {
         self.hands.now()
     }
 
@@ -328,7 +328,7 @@ impl Machine {
         self.sequence += 1;
         let cluster = self.control.as_ref().map(|control| {
             let (lanes, seed) = (control.lanes(), self.sequence);
-            let mut joined = Joined::new(lanes, control.doorbell, seed);
+            let mut joined = JoinedCluster::new(lanes, control.doorbell, seed);
             joined.answers = MANY_ANSWERS;
             joined
         });
@@ -342,7 +342,7 @@ impl Machine {
             ))
             .detach();
         *self.watched.borrow_mut() = Some(Rc::clone(&running.agent));
-        let asker = Asker::new(events.clone());
+        let asker = AgentHandle::new(events.clone());
         let probes = assembly::probe_driver(&running.parts, asker, events.clone());
         probes.recall();
         let mut members = running.members;
@@ -396,8 +396,8 @@ impl Machine {
             let table = core.pods().table();
             for stage in table.handles().filter_map(|h| table.stage(h)) {
                 match stage {
-                    Stage::Terminating => self.counts.saw(What::KilledWhileTerminating),
-                    Stage::Terminated => self.counts.saw(What::KilledWhileTerminated),
+                    WorkerStage::Terminating => self.counts.saw(What::KilledWhileTerminating),
+                    WorkerStage::Terminated => self.counts.saw(What::KilledWhileTerminated),
                     _ => {}
                 }
             }
@@ -414,7 +414,7 @@ impl Machine {
         }
         drop(core::mem::take(&mut agent.members));
         // The loop holds the executor, which holds the loop: it has to leave by itself.
-        let _ = agent.inbox.force_send(Event::Terminate);
+        let _ = agent.inbox.force_send(AgentEvent::Terminate);
         for _ in 0..MAX_STEPS {
             if !agent.executor.try_tick() {
                 break;
@@ -477,18 +477,18 @@ impl Machine {
         for (file, pod) in visible(&self.files) {
             let same = agent.told.get(&file).is_some_and(|t| Rc::ptr_eq(t, pod));
             pods.push(if same && !everything {
-                Delivered::Known(pod.pod.metadata.uid.clone())
+                SnapshotEntry::Known(pod.pod.metadata.uid.clone())
             } else {
-                Delivered::Read(Box::new(ReceivedPod::clone(pod)))
+                SnapshotEntry::Read(Box::new(ReceivedPod::clone(pod)))
             });
             told.insert(file, Rc::clone(pod));
         }
         agent.told = told;
-        let mut snapshot = Snapshot {
+        let mut snapshot = SourceSnapshot {
             pods,
             objects_changed: agent.told_settings != self.settings
                 || agent.told_secret != self.secret,
-            ..Snapshot::default()
+            ..SourceSnapshot::default()
         };
         if self.settings {
             let map = serde_json::from_value(settings("default")).expect("a ConfigMap");
@@ -520,17 +520,20 @@ impl Machine {
             let random = &mut tamper.random;
             let losable = matches!(
                 event,
-                Event::Listed(_) | Event::Inspected(_) | Event::Conditions(_) | Event::Housekeeping
+                AgentEvent::Listed(_)
+                    | AgentEvent::Inspected(_)
+                    | AgentEvent::Conditions(_)
+                    | AgentEvent::Housekeeping
             );
             if losable && random.percent(tamper.lost) {
                 self.counts.saw(What::EventLost);
                 continue;
             }
-            if matches!(event, Event::Housekeeping) && random.percent(tamper.doubled) {
+            if matches!(event, AgentEvent::Housekeeping) && random.percent(tamper.doubled) {
                 self.counts.saw(What::EventDoubled);
                 self.sequence += 1;
                 let at = now + Duration::from_millis(random.below(tamper.late_ms));
-                let again = Event::Housekeeping;
+                let again = AgentEvent::Housekeeping;
                 agent.on_the_way.insert((at, self.sequence), again);
             }
             let mut at = now;
@@ -538,7 +541,7 @@ impl Machine {
                 self.counts.saw(What::EventLate);
                 at = at + Duration::from_millis(random.below(tamper.late_ms));
             }
-            if let Event::Step(call, _) | Event::Done(call, _) = &event {
+            if let AgentEvent::Step(call, _) | AgentEvent::Done(call, _) = &event {
                 // What a call tells arrives in its order, and before its end.
                 let last = agent.last_steps.entry(*call).or_default();
                 at = at.max(*last);
@@ -703,7 +706,7 @@ impl Machine {
     }
 
     /// When something happens by itself next.
-    fn next_instant(&self) -> Option<Mono> {
+    fn next_instant(&self) -> Option<MonoTime> {
         let agent = self.agent.as_ref();
         let on_the_way = agent.and_then(|a| a.on_the_way.keys().next().map(|(at, _)| *at));
         [
@@ -719,7 +722,7 @@ impl Machine {
         .min()
     }
 
-    fn set(&mut self, now: Mono) -> Result<(), String> {
+    fn set(&mut self, now: MonoTime) -> Result<(), String> {
         self.counts.instants += 1;
         self.hands.set(now);
         self.fake.set_now(now, self.hands.wall());
@@ -730,7 +733,7 @@ impl Machine {
     }
 
     /// Lets time pass, stopping at every instant at which something happens.
-    pub(super) fn advance_to(&mut self, end: Mono) -> Result<(), String> {
+    pub(super) fn advance_to(&mut self, end: MonoTime) -> Result<(), String> {
         let start = self.now();
         self.settle()?;
         while let Some(at) = self.next_instant().filter(|at| *at <= end) {
@@ -859,7 +862,7 @@ impl Machine {
                 self.counts.saw(What::Deaf);
             }
             Input::Offer => self.fake.offer_image(LATER),
-            Input::ImagesArrived => self.send(Event::ImagesArrived),
+            Input::ImagesArrived => self.send(AgentEvent::ImagesArrived),
             Input::Conditions { runtime, network } => {
                 let bad = |ok: &bool| (!ok).then_some(("Broken", "it is"));
                 self.fake.set_conditions(bad(runtime), bad(network));
@@ -943,7 +946,7 @@ impl Machine {
                     self.judge.borrow_mut().stops_all = true;
                     agent.stopping = Some(*down_ms);
                     let (done, _) = smol::channel::bounded(1);
-                    self.send(Event::Command(Command::Stop { all: true, done }));
+                    self.send(AgentEvent::Command(AgentCommand::Stop { all: true, done }));
                 }
             }
         }
@@ -992,7 +995,7 @@ impl Machine {
         }
     }
 
-    fn send(&self, event: Event) {
+    fn send(&self, event: AgentEvent) {
         if let Some(agent) = &self.agent {
             // A full queue: the client is told to try again.
             let _ = agent.events.try_send(event);
@@ -1042,11 +1045,11 @@ impl Machine {
             let (Some(start), Some(limit_s)) = (start, pod.pod.spec.active_deadline_seconds) else {
                 continue;
             };
-            let due = (start.secs() + limit_s).max(self.healed.map_or(0, Wall::secs));
+            let due = (start.secs() + limit_s).max(self.healed.map_or(0, WallTime::secs));
             let late_s = self.hands.wall().secs() - due;
             let table = core.pods().table();
             let stage = table.handle(uid).and_then(|h| table.stage(h));
-            if stage == Some(Stage::Sync) && late_s > 0 {
+            if stage == Some(WorkerStage::Sync) && late_s > 0 {
                 all = false;
                 if late_s > MAX_LATE_S {
                     return Err(format!("pod {uid} is {late_s} s beyond its deadline"));
@@ -1163,13 +1166,13 @@ fn visible(files: &BTreeMap<u8, (Manifest, Rc<ReceivedPod>)>) -> Vec<(u8, &Rc<Re
 }
 
 async fn deliver_all(
-    snapshots: Receiver<Snapshot>,
-    events: Sender<Event>,
+    snapshots: Receiver<SourceSnapshot>,
+    events: Sender<AgentEvent>,
     read_again: Rc<Cell<bool>>,
 ) {
     while let Ok(snapshot) = snapshots.recv().await {
         match manifests::deliver(snapshot, &events).await {
-            Ok(taken) => read_again.set(taken != Taken::default()),
+            Ok(taken) => read_again.set(taken != DeliveryResult::default()),
             Err(_) => return,
         }
     }

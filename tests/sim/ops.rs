@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     api::{
-        Container, ContainerId, Mono, Pod, PodUid,
+        Container, ContainerId, MonoTime, Pod, PodUid,
         cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState},
         pod::RestartPolicy,
     },
@@ -48,14 +48,14 @@ const MIN_GRACE_S: i64 = 2;
 #[derive(Default)]
 struct Past {
     /// What it was told to be, and when.
-    told: Vec<(Mono, Manifest, Rc<Pod>)>,
+    told: Vec<(MonoTime, Manifest, Rc<Pod>)>,
     wanted: bool,
     /// It has one, be it one by which it is to end.
     has_manifest: bool,
     /// When it was last not wanted, or something ended it from outside.
-    ended_by: Option<Mono>,
+    ended_by: Option<MonoTime>,
     /// When it came back after that, under the same uid.
-    returned: Option<Mono>,
+    returned: Option<MonoTime>,
     /// Graces with which it was to end.
     graces: BTreeSet<i64>,
     /// Containers that must not start again.
@@ -66,7 +66,7 @@ struct Past {
 
 impl Past {
     /// Whether it was told to be anything else lately.
-    fn is_edited_since(&self, since: Mono) -> bool {
+    fn is_edited_since(&self, since: MonoTime) -> bool {
         self.told.iter().skip(1).any(|(at, ..)| *at >= since)
     }
 
@@ -75,7 +75,7 @@ impl Past {
     }
 
     /// What it may have been for those who acted since.
-    fn specs(&self, since: Mono) -> impl Iterator<Item = &Rc<Pod>> {
+    fn specs(&self, since: MonoTime) -> impl Iterator<Item = &Rc<Pod>> {
         let first = self.told.iter().rposition(|(at, ..)| *at <= since);
         self.told[first.unwrap_or(0)..].iter().map(|(.., pod)| pod)
     }
@@ -89,11 +89,11 @@ impl Past {
 #[derive(Clone, Copy, Default)]
 struct Loop {
     delay: Duration,
-    last: Mono,
+    last: MonoTime,
 }
 
 /// What this agent shows: since when a container has ended for good.
-type Shown = BTreeMap<(PodUid, String), Mono>;
+type Shown = BTreeMap<(PodUid, String), MonoTime>;
 
 /// See the module's words.
 pub(super) struct Judge {
@@ -102,9 +102,9 @@ pub(super) struct Judge {
     dirs: PathBuf,
     pods: BTreeMap<PodUid, Past>,
     /// When instances were started, or were about to.
-    born: BTreeMap<ContainerId, Mono>,
+    born: BTreeMap<ContainerId, MonoTime>,
     /// Those that were stopped, and when first.
-    stopped: BTreeMap<ContainerId, (Mono, Duration)>,
+    stopped: BTreeMap<ContainerId, (MonoTime, Duration)>,
     /// Delays by pod, container and hash.
     loops: BTreeMap<(PodUid, String, u64), Loop>,
     shown: Shown,
@@ -119,7 +119,7 @@ pub(super) struct Judge {
     /// Commands that say whether a container lives say no.
     unwell: bool,
     /// When they last did.
-    unwell_until: Option<Mono>,
+    unwell_until: Option<MonoTime>,
     /// Containers that were stopped because of that.
     pub(super) killed_unwell: u64,
     /// Agents so far.
@@ -132,7 +132,7 @@ struct Case<'a> {
     uid: &'a PodUid,
     past: &'a Past,
     runtime: &'a PodRuntimeStatus,
-    now: Mono,
+    now: MonoTime,
 }
 
 impl Judge {
@@ -258,7 +258,7 @@ impl Judge {
     }
 
     /// Whether a container was told lately not to live, or nobody could ask.
-    fn is_unwell(&self, fake: &Fake, now: Mono) -> bool {
+    fn is_unwell(&self, fake: &Fake, now: MonoTime) -> bool {
         let unasked = fake.hits().into_keys().any(|(op, _)| op == Op::Exec);
         self.unwell || unasked || self.unwell_until.is_some_and(|at| at + LATE >= now)
     }
@@ -302,7 +302,7 @@ impl Judge {
                 };
                 // In another life of its uid it may show what came of the one before.
                 let returned = past.ended_by.is_some_and(|at| at + LATE >= now);
-                if is_over && !returned && !past.is_edited_since(Mono(0)) {
+                if is_over && !returned && !past.is_edited_since(MonoTime(0)) {
                     // What nobody can write is as if it were not shown yet.
                     if !self.disk_fails {
                         self.shown.entry(key()).or_insert(now);
@@ -446,7 +446,7 @@ impl Judge {
         let at = inits
             .iter()
             .position(|c| c.name == name && c.is_sidecar())?;
-        if !case.past.specs(Mono(0)).all(same) {
+        if !case.past.specs(MonoTime(0)).all(same) {
             return None;
         }
         let spec_graces = case.spec_graces();
@@ -474,13 +474,13 @@ impl Judge {
         container: &ContainerStatus,
     ) -> Option<String> {
         let (past, name) = (case.past, &container.name);
-        if past.over.contains(name) && !past.is_edited_since(Mono(0)) {
+        if past.over.contains(name) && !past.is_edited_since(MonoTime(0)) {
             return Some(format!("container {name} had ended a boot ago"));
         }
         let since = past.ended_by.unwrap_or_default();
         // What it was in another life may be on its way.
         let returned = past.ended_by.is_some_and(|at| at + LATE >= case.now);
-        let edited = returned || past.is_edited_since(Mono(0));
+        let edited = returned || past.is_edited_since(MonoTime(0));
         if !edited && let Some(pod) = past.newest() {
             let before = self.runs_before(case, container, since);
             let wrong = case.order(pod, container).or_else(|| {
@@ -519,7 +519,7 @@ impl Judge {
         &self,
         case: &Case<'a>,
         container: &ContainerStatus,
-        since: Mono,
+        since: MonoTime,
     ) -> Vec<&'a ContainerStatus> {
         let all = case.runtime.containers.iter();
         all.filter(|old| old.name == container.name && old.id != container.id)
@@ -591,16 +591,16 @@ impl Case<'_> {
     }
 
     /// Whether something on record is a cause to stop an instance that was started then.
-    fn may_stop(&self, container: &ContainerStatus, born: Mono, jumped: bool) -> bool {
+    fn may_stop(&self, container: &ContainerStatus, born: MonoTime, jumped: bool) -> bool {
         let past = self.past;
-        let late = |at: Mono| at + LATE >= self.now && at + LATE >= born;
+        let late = |at: MonoTime| at + LATE >= self.now && at + LATE >= born;
         let spec_of = |pod: &Pod| -> Option<Container> {
             pod.spec
                 .all_containers()
                 .find(|c| c.name == container.name)
                 .cloned()
         };
-        let was = Mono(
+        let was = MonoTime(
             born.0
                 .saturating_sub(u64::try_from(LATE.as_millis()).unwrap_or(u64::MAX)),
         );

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::super::tests::world::{IMAGE, NODE};
 use crate::{
-    api::{PodUid, Wall, pod::RestartPolicy, received::ReceivedPod},
+    api::{PodUid, WallTime, pod::RestartPolicy, received::ReceivedPod},
     logic::static_pod,
 };
 
@@ -313,7 +313,7 @@ impl Manifest {
         }
         let mut received = static_pod::prepare(raw, NODE, "/m/pod.yaml").expect("valid");
         if let Some(grace_s) = self.deleted_s {
-            let at = Wall::from_secs(1_700_000_000);
+            let at = WallTime::from_secs(1_700_000_000);
             let metadata = &mut received.pod.metadata;
             metadata.deletion_timestamp = Some(at);
             metadata.deletion_grace_period_seconds = Some(grace_s);

@@ -11,7 +11,7 @@ use super::{
     input::{Input, Left as Amount, Random, Timed},
 };
 use crate::{
-    api::{Mono, PodUid},
+    api::{MonoTime, PodUid},
     logic::eviction::EVICTED,
 };
 
@@ -86,7 +86,12 @@ impl Evictions {
     }
 
     /// Compares this instant with the one before.
-    pub(super) fn check(&mut self, agent: &Agent, left: &Left, now: Mono) -> Result<(), String> {
+    pub(super) fn check(
+        &mut self,
+        agent: &Agent,
+        left: &Left,
+        now: MonoTime,
+    ) -> Result<(), String> {
         // EVICT-05 EVICT-06 EVICT-10
         let looks = left.short_looks();
         let table = agent.pods().table();

@@ -3,7 +3,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    super::{core::Agent, parts::Parts},
+    super::{core::Agent, parts::AgentParts},
     counts::{Counts, What},
     pods::{Manifest, has_port, stays_ended},
 };
@@ -12,11 +12,11 @@ use crate::{
         Container, Pod, PodUid,
         cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState, SandboxStatus},
         pod::RestartPolicy,
-        pod_status::Phase,
+        pod_status::PodPhase,
     },
     logic::{
-        pod_table::{Handle, PodTable},
-        pod_worker::Stage,
+        pod_table::{PodHandle, PodTable},
+        pod_worker::WorkerStage,
         spec_hash::spec_hash,
     },
     runtime::fake::{Fake, Op, Operation},
@@ -27,7 +27,7 @@ use crate::{
 struct Before {
     cancelled: bool,
     restart: bool,
-    stage: Stage,
+    stage: WorkerStage,
     grace_s: Option<u32>,
     content_goes: bool,
 }
@@ -35,19 +35,19 @@ struct Before {
 /// What is remembered from one instant to the next.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
-    pods: BTreeMap<Handle, Before>,
+    pods: BTreeMap<PodHandle, Before>,
     /// Pods that had a slot.
     seen: BTreeSet<PodUid>,
     /// Phases and reasons as they were, for the counts.
-    told: BTreeMap<PodUid, (Phase, String)>,
+    told: BTreeMap<PodUid, (PodPhase, String)>,
     orphans: u64,
     /// Phases in which pods ended, with the slot they had.
-    ended: BTreeMap<PodUid, (Option<Handle>, Phase)>,
+    ended: BTreeMap<PodUid, (Option<PodHandle>, PodPhase)>,
     /// Pods of which somebody else has told another end in the API.
     pub(super) usurped: BTreeSet<PodUid>,
     /// Ends that an agent had told the API before a power cut took its memory: the next one may find the pod ended otherwise, and
     /// then learns of them.
-    pub(super) told_before: BTreeMap<PodUid, Phase>,
+    pub(super) told_before: BTreeMap<PodUid, PodPhase>,
 }
 
 /// Whether this agent has refused the pod.
@@ -168,7 +168,7 @@ impl Rules {
                 (cancelled, old.is_some_and(|o| o.cancelled), What::Cancelled),
                 (restart, old.is_some_and(|o| o.restart), What::SameUidAsked),
                 (
-                    stage == Stage::FinishedUnstarted,
+                    stage == WorkerStage::FinishedUnstarted,
                     old.is_some_and(|o| o.stage == stage),
                     What::EndedUnstarted,
                 ),
@@ -232,8 +232,8 @@ impl Rules {
                 _ => {}
             }
             match status.phase {
-                Phase::Succeeded => counts.saw(What::Succeeded),
-                Phase::Failed => counts.saw(What::Failed),
+                PodPhase::Succeeded => counts.saw(What::Succeeded),
+                PodPhase::Failed => counts.saw(What::Failed),
                 _ => {}
             }
         }
@@ -276,19 +276,19 @@ fn answers(table: &PodTable, uid: &PodUid) -> [bool; 4] {
     ]
 }
 
-const fn answers_in(stage: Stage) -> [bool; 4] {
+const fn answers_in(stage: WorkerStage) -> [bool; 4] {
     match stage {
-        Stage::Sync => [false, true, false, false],
-        Stage::Requested | Stage::Terminating => [false, true, false, true],
-        Stage::Terminated => [true, false, false, true],
-        Stage::Finished | Stage::FinishedUnstarted => [true, false, true, true],
+        WorkerStage::Sync => [false, true, false, false],
+        WorkerStage::Requested | WorkerStage::Terminating => [false, true, false, true],
+        WorkerStage::Terminated => [true, false, false, true],
+        WorkerStage::Finished | WorkerStage::FinishedUnstarted => [true, false, true, true],
     }
 }
 
 /// What is there now.
 pub(super) struct Present<'a> {
     pub(super) core: &'a Agent,
-    pub(super) parts: &'a Parts,
+    pub(super) parts: &'a AgentParts,
     pub(super) pods: Vec<PodRuntimeStatus>,
     /// Every pod there ever was.
     pub(super) uids: &'a BTreeSet<PodUid>,
@@ -372,13 +372,13 @@ impl Present<'_> {
         let table = self.core.pods().table();
         let stage = table.handle(uid).and_then(|h| table.stage(h));
         if manifest.deleted_s.is_some() {
-            let over = stage.is_none_or(Stage::is_finished) && !runs;
+            let over = stage.is_none_or(WorkerStage::is_finished) && !runs;
             return over
                 .then_some(())
                 .ok_or_else(|| format!("{stage:?}, runs: {runs}"));
         }
         if may_end
-            && stage.is_some_and(Stage::is_finished)
+            && stage.is_some_and(WorkerStage::is_finished)
             && !runs
             && !table.is_restart_requested(uid)
         {
@@ -401,12 +401,12 @@ impl Present<'_> {
             if !may_end {
                 return Err(format!("{:?}: {}", status.phase, status.reason));
             }
-            let over = stage.is_none_or(Stage::is_finished) && !runs;
+            let over = stage.is_none_or(WorkerStage::is_finished) && !runs;
             return over
                 .then_some(())
                 .ok_or_else(|| format!("{:?}, {stage:?}, runs: {runs}", status.phase));
         }
-        if stage != Some(Stage::Sync) {
+        if stage != Some(WorkerStage::Sync) {
             return Err(format!("{:?}, {stage:?}", status.phase));
         }
         let listed = self.listed(uid).ok_or("the runtime does not have it")?;
@@ -433,7 +433,7 @@ impl Present<'_> {
         if manifest.kind == super::pods::Kind::Probed && all_run && !ready {
             return Err("its container runs and is not ready".into());
         }
-        if all_run && status.phase != Phase::Running {
+        if all_run && status.phase != PodPhase::Running {
             return Err(format!("all containers run, and it is {:?}", status.phase));
         }
         Ok(())

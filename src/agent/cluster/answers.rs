@@ -4,57 +4,57 @@ use serde_json::Value;
 
 use crate::{
     api::{ObjectMeta, Pod, pod::CONFIG_MIRROR, received::ReceivedPod, strict::WrongValue},
-    kube::{KubeError, Listed, Ring, RingKind},
+    kube::{CompleteList, KubeError, WatchEvent, WatchEventKind},
     logic::{
         api_pod,
-        api_poll::{self, Item, Sight, Ticket},
-        mirror::{FullName, Mirror},
+        api_poll::{self, GetTicket, PodListItem, PodObjectSummary},
+        mirror::{MirrorPod, PodFullName},
         pod_kind::is_mirror,
-        status_patch::ApiStatus,
-        status_writer::{self, ApiCopy, Word},
+        status_patch::ApiStatusDigest,
+        status_writer::{self, ApiPodCopy, WriteAnswer},
     },
 };
 
 /// Answer of the apiserver to a request of the poller, or to a write of this agent.
-pub(super) enum Answer {
+pub(super) enum ApiPodAnswer {
     /// A list of metadata ended; what it has shown until then.
-    Listed(Vec<Item>, Result<Listed, KubeError>),
+    Listed(Vec<PodListItem>, Result<CompleteList, KubeError>),
     /// A whole object of a list.
-    Object(Box<Seen>),
+    Object(Box<ApiPodSnapshot>),
     /// A read ended; `None`: what came was no pod.
-    Got(Ticket, Result<Option<Box<Seen>>, KubeError>),
+    Got(GetTicket, Result<Option<Box<ApiPodSnapshot>>, KubeError>),
     /// A write of ours was answered with more than was known.
-    Written(Box<Seen>),
+    Written(Box<ApiPodSnapshot>),
 }
 
 /// A pod as the API has shown it.
 #[derive(Debug)]
-pub(super) struct Seen {
-    pub(super) item: Item,
-    pub(super) sight: Sight,
+pub(super) struct ApiPodSnapshot {
+    pub(super) item: PodListItem,
+    pub(super) sight: PodObjectSummary,
     /// The pod, or what is wrong with it.
     pub(super) pod: Result<Box<ReceivedPod>, WrongValue>,
 }
 
-impl Seen {
+impl ApiPodSnapshot {
     /// Judges an object; `None`: it has no identity.
     pub(super) fn of(raw: Value, node: &str) -> Option<Self> {
         let item = item_of(&raw)?;
         Some(Self {
             item,
-            sight: Sight::of(&raw),
+            sight: PodObjectSummary::of(&raw),
             pod: api_pod::receive(raw, node),
         })
     }
 }
 
-fn item_of(raw: &Value) -> Option<Item> {
+fn item_of(raw: &Value) -> Option<PodListItem> {
     let metadata = &raw["metadata"];
     let text = |name: &str| {
         let text = metadata[name].as_str().unwrap_or("");
         (!text.is_empty()).then_some(text)
     };
-    Some(Item {
+    Some(PodListItem {
         namespace: text("namespace")?.into(),
         name: text("name")?.into(),
         uid: text("uid")?.into(),
@@ -65,8 +65,8 @@ fn item_of(raw: &Value) -> Option<Item> {
 }
 
 /// Makes an item from a list of metadata.
-pub(super) fn item(meta: ObjectMeta) -> Item {
-    Item {
+pub(super) fn item(meta: ObjectMeta) -> PodListItem {
+    PodListItem {
         deleting: meta.deletion_timestamp.is_some(),
         mirror: meta.annotations.contains_key(CONFIG_MIRROR),
         namespace: meta.namespace.into(),
@@ -77,30 +77,33 @@ pub(super) fn item(meta: ObjectMeta) -> Item {
 }
 
 /// Picks what the writer needs of a pod that the API shows.
-pub(super) fn copy_of(pod: &Pod) -> ApiCopy {
-    ApiCopy {
-        status: ApiStatus::of(&pod.status),
+pub(super) fn copy_of(pod: &Pod) -> ApiPodCopy {
+    ApiPodCopy {
+        status: ApiStatusDigest::of(&pod.status),
         deleting: pod.metadata.deletion_timestamp.is_some(),
         mirror: is_mirror(pod),
     }
 }
 
 /// The pod as a mirror; `None`: it is none.
-pub(super) fn mirror_of(pod: &Pod) -> Option<(FullName, Mirror)> {
-    Some((FullName::of(&pod.metadata), Mirror::of(&pod.metadata)?))
+pub(super) fn mirror_of(pod: &Pod) -> Option<(PodFullName, MirrorPod)> {
+    Some((
+        PodFullName::of(&pod.metadata),
+        MirrorPod::of(&pod.metadata)?,
+    ))
 }
 
 /// A ring in the poller's words; `None`: nobody knows for whom it rings.
-pub(super) fn ring(ring: Ring) -> Option<api_poll::Ring> {
+pub(super) fn ring(ring: WatchEvent) -> Option<api_poll::PodWatchEvent> {
     let kind = match ring.kind {
-        RingKind::Added | RingKind::Modified => api_poll::RingKind::Changed,
-        RingKind::Deleted => api_poll::RingKind::Deleted,
-        RingKind::Bookmark => api_poll::RingKind::Bookmark,
-        RingKind::Unknown => return None,
+        WatchEventKind::Added | WatchEventKind::Modified => api_poll::PodWatchEventKind::Changed,
+        WatchEventKind::Deleted => api_poll::PodWatchEventKind::Deleted,
+        WatchEventKind::Bookmark => api_poll::PodWatchEventKind::Bookmark,
+        WatchEventKind::Unknown => return None,
     };
-    Some(api_poll::Ring {
+    Some(api_poll::PodWatchEvent {
         kind,
-        item: Item {
+        item: PodListItem {
             namespace: ring.namespace.into(),
             name: ring.name.into(),
             uid: ring.uid.as_str().into(),
@@ -117,45 +120,47 @@ pub(super) fn says(e: &KubeError, status: u16, reason: &str) -> bool {
 }
 
 /// Sorts the error of a read for the poller.
-pub(super) fn read_failure(e: &KubeError) -> api_poll::Failure {
+pub(super) fn read_failure(e: &KubeError) -> api_poll::ApiRequestFailure {
     match e {
-        e if says(e, 404, "NotFound") => api_poll::Failure::NotFound,
-        e if says(e, 403, "Forbidden") => api_poll::Failure::Forbidden,
-        KubeError::Wrong { .. } => api_poll::Failure::Unusable,
+        e if says(e, 404, "NotFound") => api_poll::ApiRequestFailure::NotFound,
+        e if says(e, 403, "Forbidden") => api_poll::ApiRequestFailure::Forbidden,
+        KubeError::Wrong { .. } => api_poll::ApiRequestFailure::Unusable,
         e => list_failure(e),
     }
 }
 
 /// Sorts the error of a list for the poller.
-pub(super) fn list_failure(e: &KubeError) -> api_poll::Failure {
-    api_poll::Failure::Server {
+pub(super) fn list_failure(e: &KubeError) -> api_poll::ApiRequestFailure {
+    api_poll::ApiRequestFailure::Server {
         retry_after: e.retry_after(),
     }
 }
 
 /// The apiserver's word on a write that is not done; `None`: it was not asked.
-pub(super) const fn word(e: &KubeError) -> Option<Word> {
+pub(super) const fn word(e: &KubeError) -> Option<WriteAnswer> {
     match (e.status(), e.retry_after()) {
-        (Some(404), _) => Some(Word::Gone),
-        (Some(403), _) => Some(Word::Forbidden),
-        (Some(409), _) => Some(Word::Conflict),
-        (Some(400 | 413 | 422), _) => Some(Word::Refused),
-        (Some(429), _) | (Some(503), Some(_)) => Some(Word::Busy),
+        (Some(404), _) => Some(WriteAnswer::Gone),
+        (Some(403), _) => Some(WriteAnswer::Forbidden),
+        (Some(409), _) => Some(WriteAnswer::Conflict),
+        (Some(400 | 413 | 422), _) => Some(WriteAnswer::Refused),
+        (Some(429), _) | (Some(503), Some(_)) => Some(WriteAnswer::Busy),
         _ if matches!(e, KubeError::Cancelled) => None,
-        _ => Some(Word::Failed),
+        _ => Some(WriteAnswer::Failed),
     }
 }
 
 /// Sorts the error of a write, as far as its fate is known.
-pub(super) fn write_failure(e: &KubeError) -> status_writer::Failure {
-    use status_writer::Failure;
+pub(super) fn write_failure(e: &KubeError) -> status_writer::WriteFailure {
+    use status_writer::WriteFailure;
     match word(e) {
-        Some(Word::Gone | Word::Forbidden | Word::Conflict) => Failure::Unsure,
-        Some(Word::Refused) => Failure::Refused,
-        Some(Word::Busy) => Failure::Busy {
+        Some(WriteAnswer::Gone | WriteAnswer::Forbidden | WriteAnswer::Conflict) => {
+            WriteFailure::Unsure
+        }
+        Some(WriteAnswer::Refused) => WriteFailure::Refused,
+        Some(WriteAnswer::Busy) => WriteFailure::Busy {
             retry_after: e.retry_after(),
         },
-        Some(Word::Done | Word::Failed) | None => Failure::Failed,
+        Some(WriteAnswer::Done | WriteAnswer::Failed) | None => WriteFailure::Failed,
     }
 }
 
@@ -180,8 +185,8 @@ mod tests {
     #[test]
     fn failures() {
         // SRC-30 SM-05 DEL-06
-        use api_poll::Failure as Read;
-        use status_writer::Failure as Write;
+        use api_poll::ApiRequestFailure as Read;
+        use status_writer::WriteFailure as Write;
         let wait = |s: u64| Some(Duration::from_secs(s));
         let server = Read::Server { retry_after: None };
         for (e, read, write) in [
@@ -217,13 +222,13 @@ mod tests {
     #[test]
     fn objects_without_identity_are_nobody() {
         let whole = json!({"metadata": {"namespace": "ns", "name": "p", "uid": "u", "resourceVersion": "1"}});
-        assert!(Seen::of(whole.clone(), "n").is_some_and(|seen| seen.pod.is_err()));
+        assert!(ApiPodSnapshot::of(whole.clone(), "n").is_some_and(|seen| seen.pod.is_err()));
         for field in ["namespace", "name", "uid", "resourceVersion"] {
             let mut raw = whole.clone();
             raw["metadata"][field] = json!(7);
-            assert!(Seen::of(raw, "n").is_none(), "{field}");
+            assert!(ApiPodSnapshot::of(raw, "n").is_none(), "{field}");
         }
-        assert!(Seen::of(json!([]), "n").is_none());
-        assert!(Seen::of(json!("pod"), "n").is_none());
+        assert!(ApiPodSnapshot::of(json!([]), "n").is_none());
+        assert!(ApiPodSnapshot::of(json!("pod"), "n").is_none());
     }
 }

@@ -3,9 +3,9 @@
 use core::cell::RefCell;
 
 use crate::{
-    agent::wake::Wake,
-    api::{Mono, PodUid},
-    logic::api_poll::{ApiPoll, Item, Sight, Verdict},
+    agent::wake::WakeFlag,
+    api::{MonoTime, PodUid},
+    logic::api_poll::{ApiPoll, DeliveryVerdict, PodListItem, PodObjectSummary},
 };
 
 /// Pods that the API has, and the version in which each was read. One task polls ([`super::pods`]). Writers to the API
@@ -13,7 +13,7 @@ use crate::{
 pub(super) struct ApiPods {
     poll: RefCell<ApiPoll>,
     /// The poller may have something to ask.
-    asks_due: Wake,
+    asks_due: WakeFlag,
 }
 
 impl ApiPods {
@@ -21,7 +21,7 @@ impl ApiPods {
     pub(super) fn new(poll: ApiPoll) -> Self {
         Self {
             poll: RefCell::new(poll),
-            asks_due: Wake::default(),
+            asks_due: WakeFlag::default(),
         }
     }
 
@@ -68,13 +68,18 @@ impl ApiPods {
     }
 
     /// A write ended, with this in the answer. Returns whether that says more than was known.
-    pub(super) fn write_ended(&self, uid: &PodUid, sight: Option<Sight>, now: Mono) -> bool {
+    pub(super) fn write_ended(
+        &self,
+        uid: &PodUid,
+        sight: Option<PodObjectSummary>,
+        now: MonoTime,
+    ) -> bool {
         let verdict = self.poll.borrow_mut().on_write_ended(uid, sight, now);
-        verdict == Verdict::Deliver
+        verdict == DeliveryVerdict::Deliver
     }
 
     /// A pod was created by us, or found where one was to be.
-    pub(super) fn made(&self, item: &Item, sight: Sight, now: Mono) {
+    pub(super) fn made(&self, item: &PodListItem, sight: PodObjectSummary, now: MonoTime) {
         self.poll.borrow_mut().on_made(item, sight, now);
     }
 

@@ -22,34 +22,36 @@ use std::path::PathBuf;
 use smol::future::FutureExt as _;
 
 use super::{
-    link::{Link, spread},
+    link::{ApiserverLink, spread},
     membership::Membership,
-    signing::{Draw, FIRST_POLL, Failed, InUse, LOOK, Signer, due},
+    signing::{
+        CertificateInUse, CertificateSigner, FIRST_POLL, LOOK, RenewalSpread, SigningFailure, due,
+    },
 };
 use crate::{
-    agent::{asker::Asker, core::Event},
-    api::{Mono, Wall},
+    agent::{asker::AgentHandle, core::AgentEvent},
+    api::{MonoTime, WallTime},
     error::chain,
     kube::{
-        self, Api, Kubeconfig,
+        self, KubeApi, Kubeconfig,
         bootstrap::{CLIENT_SIGNER, node_subject},
-        store::Store,
+        store::CertificateStore,
         x509::{self, Certificate},
     },
-    logic::certificates::{Requests, is_stuck, retry_delay},
+    logic::certificates::{CertificateRequests, is_stuck, retry_delay},
 };
 
 /// State of the client certificate, for status pages and for the end of the agent. One task writes it
-/// ([`ClientCertificate`]).
+/// ([`ClientCertificateKeeper`]).
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Certificates {
+pub(in crate::agent) struct ClientCertificateState {
     trouble: RefCell<Option<String>>,
     ended: RefCell<Option<String>>,
     /// End of its validity; `None` without a certificate.
-    pub(super) end: Cell<Option<Wall>>,
+    pub(super) end: Cell<Option<WallTime>>,
 }
 
-impl Certificates {
+impl ClientCertificateState {
     /// Problem of the certificate, if it has one.
     pub(in crate::agent) fn trouble(&self) -> Option<String> {
         self.trouble.borrow().clone()
@@ -61,14 +63,14 @@ impl Certificates {
     }
 
     /// The certificate holds, or what is wrong with it.
-    fn found(&self, trouble: Option<String>, end: Option<Wall>) {
+    fn found(&self, trouble: Option<String>, end: Option<WallTime>) {
         self.end.set(end);
         if *self.trouble.borrow() != trouble {
             match &trouble {
                 Some(what) => log::warn!("{what}"),
                 None => log::info!(
                     "the client certificate holds until {}",
-                    end.unwrap_or(Wall(0))
+                    end.unwrap_or(WallTime(0))
                 ),
             }
         }
@@ -77,47 +79,47 @@ impl Certificates {
 }
 
 /// A certificate that the agent renews: its files, and the connections that show it.
-pub(super) struct Kept {
-    pub(super) store: Store,
+pub(super) struct RenewedCertificate {
+    pub(super) store: CertificateStore,
     /// The cluster whose connections show the certificate.
-    pub(super) cluster: Arc<kube::Cluster>,
-    pub(super) bootstrap: Option<Bootstrap>,
+    pub(super) cluster: Arc<kube::SharedApiserver>,
+    pub(super) bootstrap: Option<BootstrapIdentity>,
 }
 
 /// Bootstrap identity, used while there is no certificate.
-pub(super) struct Bootstrap {
+pub(super) struct BootstrapIdentity {
     pub(super) kubeconfig: PathBuf,
     pub(super) servers: Vec<String>,
-    pub(super) connect: Box<dyn Fn(Kubeconfig) -> Arc<dyn Api>>,
+    pub(super) connect: Box<dyn Fn(Kubeconfig) -> Arc<dyn KubeApi>>,
 }
 
 /// Keeps the certificate.
-pub(super) struct ClientCertificate {
+pub(super) struct ClientCertificateKeeper {
     pub(super) node: String,
-    pub(super) kept: Kept,
-    pub(super) state: Rc<Certificates>,
-    pub(super) signer: Signer,
-    pub(super) link: Rc<Link>,
+    pub(super) kept: RenewedCertificate,
+    pub(super) state: Rc<ClientCertificateState>,
+    pub(super) signer: CertificateSigner,
+    pub(super) link: Rc<ApiserverLink>,
     pub(super) member: Rc<Membership>,
-    pub(super) asker: Asker,
+    pub(super) asker: AgentHandle,
 }
 
 /// Under whose name a certificate is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Name {
+enum RequesterIdentity {
     Own,
     Bootstrap,
 }
 
-impl ClientCertificate {
+impl ClientCertificateKeeper {
     /// For as long as the agent runs.
     pub(super) async fn run(self) {
         let (clock, complaints) = (&self.signer.clock, &self.signer.complaints);
         let random = || u32::try_from(spread(&**clock, &self.node) % 1000).unwrap_or(0);
         let subject = node_subject(&self.node);
-        let mut draw = Draw::default();
-        let mut requests = Requests::default();
-        let mut without_since: Option<Mono> = None;
+        let mut draw = RenewalSpread::default();
+        let mut requests = CertificateRequests::default();
+        let mut without_since: Option<MonoTime> = None;
         loop {
             let held = self.current().await;
             let holds = self.judge(&held.chain);
@@ -126,18 +128,22 @@ impl ClientCertificate {
             let due = due(&held, &subject, drawn, clock.wall()).filter(|_| holds);
             let now = self.signer.server_time();
             if let Some(due) = due.filter(|due| *due > now) {
-                requests = Requests::default();
+                requests = CertificateRequests::default();
                 let left = due.0.saturating_sub(now.0) / 1_000_000;
                 let left = Duration::from_millis(u64::try_from(left).unwrap_or(0));
                 let look = clock.now() + left.clamp(FIRST_POLL, LOOK);
                 clock.until(look).or(self.link.wait_clock()).await;
                 continue;
             }
-            let name = if holds { Name::Own } else { Name::Bootstrap };
+            let name = if holds {
+                RequesterIdentity::Own
+            } else {
+                RequesterIdentity::Bootstrap
+            };
             let asked = if requests.may_ask(clock.now()) {
                 self.renew(name).await
             } else {
-                Err(Failed::at_once())
+                Err(SigningFailure::at_once())
             };
             let Err(failed) = asked else {
                 requests.obtained(clock.now());
@@ -150,7 +156,7 @@ impl ClientCertificate {
                 let why =
                     "no client certificate that holds for 5 minutes, and the apiserver answers";
                 self.state.ended.replace(Some(why.into()));
-                self.asker.send(Event::Terminate).await;
+                self.asker.send(AgentEvent::Terminate).await;
                 return;
             }
             let delay = retry_delay(failures, random()).max(failed.retry_after.unwrap_or_default());
@@ -174,35 +180,37 @@ impl ClientCertificate {
     }
 
     /// The certificate in use, if there is one that can be read.
-    async fn current(&self) -> InUse {
+    async fn current(&self) -> CertificateInUse {
         let store = self.kept.store.clone();
         let read = self.signer.disk.run(move || {
             let Some(pair) = store.current().map_err(|e| chain(&e))? else {
-                return Ok(InUse::default());
+                return Ok(CertificateInUse::default());
             };
             let since = Some(pair.since);
             let read = x509::read_chain(&pair.chain).map_err(|e| chain(&e));
-            read.map(|chain| InUse { chain, since })
+            read.map(|chain| CertificateInUse { chain, since })
         });
         match read.await {
             Ok(found) => found,
             Err(why) => {
                 let why = format!("the client certificate: {why}");
                 self.signer.complaints.complain(&why);
-                InUse::default()
+                CertificateInUse::default()
             }
         }
     }
 
     /// Gets one certificate, from the fresh key to the pair in use.
-    async fn renew(&self, name: Name) -> Result<(), Failed> {
-        let other: Option<Arc<dyn Api>> = match (name, &self.kept.bootstrap) {
-            (Name::Own, _) | (Name::Bootstrap, None) => None,
-            (Name::Bootstrap, Some(from)) => {
+    async fn renew(&self, name: RequesterIdentity) -> Result<(), SigningFailure> {
+        let other: Option<Arc<dyn KubeApi>> = match (name, &self.kept.bootstrap) {
+            (RequesterIdentity::Own, _) | (RequesterIdentity::Bootstrap, None) => None,
+            (RequesterIdentity::Bootstrap, Some(from)) => {
                 let (path, servers) = (from.kubeconfig.clone(), from.servers.clone());
                 let disk = &self.signer.disk;
                 let read = disk.run(move || Kubeconfig::load(&path, &servers));
-                let config = read.await.map_err(|e| Failed::local(e.to_string()))?;
+                let config = read
+                    .await
+                    .map_err(|e| SigningFailure::local(e.to_string()))?;
                 Some((from.connect)(config))
             }
         };
@@ -217,6 +225,6 @@ impl ClientCertificate {
 }
 
 /// The first end of any certificate of a chain.
-pub(super) fn first_end(chain: &[Certificate]) -> Option<Wall> {
+pub(super) fn first_end(chain: &[Certificate]) -> Option<WallTime> {
     chain.iter().map(|c| c.not_after).min()
 }

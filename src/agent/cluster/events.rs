@@ -7,10 +7,12 @@ use smol::future::FutureExt as _;
 
 use super::writer::ApiWriter;
 use crate::{
-    agent::{clock::Clock, complaints::Complaints, link_policy::LinkPolicy, recorder::Recorder},
-    api::Mono,
-    kube::{Api, KubeError, KubeLanes},
-    logic::events::{Failure, Post, Sender},
+    agent::{
+        clock::Clock, complaints::Complaints, link_policy::LinkPolicy, recorder::EventRecorder,
+    },
+    api::MonoTime,
+    kube::{KubeApi, KubeError, KubeLanes},
+    logic::events::{EventPost, EventPostFailure, EventPoster},
 };
 
 /// Statuses go first: events wait while any is on its way, but in one crowd no longer than this.
@@ -23,12 +25,12 @@ pub(super) struct EventSender {
     pub(super) lanes: KubeLanes,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
-    pub(super) recorder: Rc<Recorder>,
+    pub(super) recorder: Rc<EventRecorder>,
     /// Statuses are waited for.
     pub(super) writer: Rc<ApiWriter>,
     /// Fewer are told where bytes cost money.
     pub(super) link_policy: Rc<dyn LinkPolicy>,
-    pub(super) sender: Sender,
+    pub(super) sender: EventPoster,
 }
 
 impl EventSender {
@@ -66,7 +68,7 @@ impl EventSender {
     }
 
     /// Waits for the statuses that are being written; `since`: when that began.
-    async fn let_statuses_pass(&self, since: &mut Option<Mono>) {
+    async fn let_statuses_pass(&self, since: &mut Option<MonoTime>) {
         loop {
             if !self.writer.is_busy() {
                 *since = None;
@@ -81,7 +83,7 @@ impl EventSender {
     }
 }
 
-fn send(api: &dyn Api, post: &Post) -> Result<(), Failure> {
+fn send(api: &dyn KubeApi, post: &EventPost) -> Result<(), EventPostFailure> {
     let create = || {
         let body = post.object.to_string();
         api.create_event(&post.namespace, body.as_bytes())
@@ -103,9 +105,9 @@ fn send(api: &dyn Api, post: &Post) -> Result<(), Failure> {
     })
 }
 
-fn failure(e: &KubeError) -> Failure {
+fn failure(e: &KubeError) -> EventPostFailure {
     match e.status() {
-        Some(status) if status != 429 && status < 500 => Failure::Rejected,
-        _ => Failure::Failed,
+        Some(status) if status != 429 && status < 500 => EventPostFailure::Rejected,
+        _ => EventPostFailure::Failed,
     }
 }

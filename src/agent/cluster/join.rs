@@ -8,30 +8,30 @@ use core::time::Duration;
 use std::{fs, path::Path};
 
 use super::{
-    certificates::{Bootstrap, Kept, first_end},
-    link::Skew,
-    signing::K3s,
+    certificates::{BootstrapIdentity, RenewedCertificate, first_end},
+    link::ServerClockSkew,
+    signing::K3sSigner,
 };
 use crate::{
-    api::Wall,
-    config::{ClusterConfig, Config},
+    api::WallTime,
+    config::{AgentConfig, ClusterConfig},
     error::chain,
     kube::{
-        self, Api, HttpApi, KubeLanes, Kubeconfig, KubeconfigError, Rates, Timeouts, authority,
-        bootstrap,
+        self, ClientTimeouts, HttpApi, KubeApi, KubeLanes, Kubeconfig, KubeconfigError,
+        RequestRates, authority, bootstrap,
         client::HEARTBEAT_TIMEOUT,
-        kubeconfig::Material,
-        store::Store,
+        kubeconfig::KubeconfigMaterial,
+        store::CertificateStore,
         x509::{self, Certificate},
     },
-    logic::certificates::{self, Candidate, Choice, KubeconfigFacts},
-    net::{ProxyVariables, Url, way::Peer},
+    logic::certificates::{self, CertificateCandidate, CredentialChoice, KubeconfigFacts},
+    net::{ProxyVariables, Url, way::PeerAddress},
     sys::clock,
 };
 
 /// Reason why a node cannot join: one line for the operator.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::agent) enum JoinError {
+pub(in crate::agent) enum NodeJoinError {
     /// Files or flags are wrong.
     #[error("{0}")]
     Usage(String),
@@ -40,18 +40,18 @@ pub(in crate::agent) enum JoinError {
     Failed(String),
 }
 
-/// See [`Joined::answers`].
+/// See [`JoinedCluster::answers`].
 const ANSWERS: usize = 4;
 
 /// Everything that a member of a cluster begins with.
-pub(in crate::agent) struct Joined {
+pub(in crate::agent) struct JoinedCluster {
     /// The apiserver, and the threads that wait for it.
     pub(super) lanes: KubeLanes,
-    pub(super) skew: Arc<Skew>,
+    pub(super) skew: Arc<ServerClockSkew>,
     /// Certificate of this node, if the agent renews it.
-    pub(super) certificate: Option<Kept>,
+    pub(super) certificate: Option<RenewedCertificate>,
     /// Supervisor of k3s, which signs certificates in place of the apiserver.
-    pub(super) k3s: Option<Arc<K3s>>,
+    pub(super) k3s: Option<Arc<K3sSigner>>,
     /// Identity of the cluster (KADM-32).
     pub(in crate::agent) authority: String,
     /// Set if a watch is used beside polling.
@@ -59,12 +59,12 @@ pub(in crate::agent) struct Joined {
     /// Decides the spread of delays.
     pub(super) seed: u64,
     /// Address at which the apiserver was last reached.
-    pub(in crate::agent) peer: Arc<Peer>,
+    pub(in crate::agent) peer: Arc<PeerAddress>,
     /// Answers about pods that may wait: whole pods of a list are read no faster than they are recorded.
     pub(in crate::agent) answers: usize,
 }
 
-impl Joined {
+impl JoinedCluster {
     /// By these lanes, with credentials that others keep.
     pub(in crate::agent) fn new(lanes: KubeLanes, doorbells: bool, seed: u64) -> Self {
         Self {
@@ -83,14 +83,14 @@ impl Joined {
 
 /// Makes what a member of a cluster has; `None` on a node that stands alone. Reads and writes a few small files.
 pub(in crate::agent) fn join(
-    cfg: &Config,
+    cfg: &AgentConfig,
     proxies: ProxyVariables,
-) -> Result<Option<Joined>, JoinError> {
+) -> Result<Option<JoinedCluster>, NodeJoinError> {
     let wanted = &cfg.cluster;
     let Some(path) = &wanted.kubeconfig else {
         return Ok(None);
     };
-    let store = Store::client(&wanted.cert_dir);
+    let store = CertificateStore::client(&wanted.cert_dir);
     let is_kept = wanted.renewed_in().is_some();
     if is_kept && let Err(e) = store.recover() {
         // A disk that cannot be written now may hold all that is needed.
@@ -113,7 +113,7 @@ pub(in crate::agent) fn join(
         // Each server of k3s has a supervisor beside its apiserver, at the same port unless somebody wants another one.
         let others = wanted.servers.iter().filter_map(|url| Url::parse(url).ok());
         let others = others.filter(|url| url.https && !url.same_origin(&server));
-        Arc::new(K3s {
+        Arc::new(K3sSigner {
             node: cfg.node_name.clone(),
             kubeconfig: path.clone(),
             kept: is_kept.then(|| store.clone()),
@@ -122,10 +122,10 @@ pub(in crate::agent) fn join(
             proxies: proxies.clone(),
         })
     });
-    let skew = Arc::new(Skew::default());
-    let connect = Connect {
+    let skew = Arc::new(ServerClockSkew::default());
+    let connect = ApiConnector {
         proxies,
-        rates: Rates {
+        rates: RequestRates {
             main: wanted.qps,
             events: wanted.event_qps,
         },
@@ -136,19 +136,21 @@ pub(in crate::agent) fn join(
     let (cluster, api) = connect.api(config);
     let peer = cluster.peer();
     let lanes = KubeLanes::start(Arc::new(api))
-        .map_err(|e| JoinError::Failed(format!("cannot start a thread: {e}")))?;
+        .map_err(|e| NodeJoinError::Failed(format!("cannot start a thread: {e}")))?;
     // Delays need spreading, not secrecy.
     let seed = clock::mono().0 ^ now.0.unsigned_abs();
     let bootstrap = wanted.bootstrap_kubeconfig.clone().map(|kubeconfig| {
         let connect = connect.clone();
-        Bootstrap {
+        BootstrapIdentity {
             kubeconfig,
             servers: wanted.servers.clone(),
-            connect: Box::new(move |config| -> Arc<dyn Api> { Arc::new(connect.api(config).1) }),
+            connect: Box::new(move |config| -> Arc<dyn KubeApi> {
+                Arc::new(connect.api(config).1)
+            }),
         }
     });
-    Ok(Some(Joined {
-        certificate: keeps.then(|| Kept {
+    Ok(Some(JoinedCluster {
+        certificate: keeps.then(|| RenewedCertificate {
             store,
             cluster,
             bootstrap,
@@ -157,7 +159,7 @@ pub(in crate::agent) fn join(
         k3s,
         authority,
         peer,
-        ..Joined::new(lanes, cfg.doorbells, seed)
+        ..JoinedCluster::new(lanes, cfg.doorbells, seed)
     }))
 }
 
@@ -165,20 +167,24 @@ pub(in crate::agent) fn join(
 fn credentials(
     wanted: &ClusterConfig,
     path: &Path,
-    store: &Store,
-    now: Wall,
+    store: &CertificateStore,
+    now: WallTime,
     trusted: bool,
-) -> Result<Kubeconfig, JoinError> {
-    let found = Found::at(path, &wanted.servers);
+) -> Result<Kubeconfig, NodeJoinError> {
+    let found = FoundKubeconfig::at(path, &wanted.servers);
     let bootstrap = wanted.bootstrap_kubeconfig.as_deref();
     match certificates::choose(found.facts, bootstrap.is_some(), now, trusted) {
-        Choice::Kubeconfig => found.config.map_err(|e| JoinError::Usage(e.to_string())),
-        Choice::Neither => Err(JoinError::Usage(found.complaint())),
-        Choice::Bootstrap => match begin(wanted, path, bootstrap, &found, store) {
+        CredentialChoice::Kubeconfig => found
+            .config
+            .map_err(|e| NodeJoinError::Usage(e.to_string())),
+        CredentialChoice::Neither => Err(NodeJoinError::Usage(found.complaint())),
+        CredentialChoice::Bootstrap => match begin(wanted, path, bootstrap, &found, store) {
             Err(e) if found.facts.is_whole() => {
                 // Pods run meanwhile, and whoever puts the file there again needs no restart.
                 log::warn!("{e}. The bootstrap kubeconfig is looked for again with each request");
-                found.config.map_err(|e| JoinError::Usage(e.to_string()))
+                found
+                    .config
+                    .map_err(|e| NodeJoinError::Usage(e.to_string()))
             }
             begun => begun,
         },
@@ -186,43 +192,43 @@ fn credentials(
 }
 
 /// Time for one exchange of the heartbeat (CONF-21).
-fn heartbeat_timeout(cfg: &Config) -> Duration {
+fn heartbeat_timeout(cfg: &AgentConfig) -> Duration {
     let lease = Duration::from_secs(cfg.node.lease_duration_s.into());
     cfg.node.status_update.min(lease).min(HEARTBEAT_TIMEOUT)
 }
 
 /// All that it takes to ask an apiserver, whoever one is.
 #[derive(Clone)]
-struct Connect {
+struct ApiConnector {
     proxies: ProxyVariables,
-    rates: Rates,
+    rates: RequestRates,
     heartbeat: Duration,
-    skew: Arc<Skew>,
+    skew: Arc<ServerClockSkew>,
 }
 
-impl Connect {
+impl ApiConnector {
     /// Makes a client of the cluster. Reads and sends nothing yet.
-    fn api(&self, config: Kubeconfig) -> (Arc<kube::Cluster>, HttpApi) {
+    fn api(&self, config: Kubeconfig) -> (Arc<kube::SharedApiserver>, HttpApi) {
         let skew = Arc::clone(&self.skew);
         let on_date = move |theirs, _ours| skew.heard(theirs, clock::mono());
         let proxies = self.proxies.clone();
-        let cluster = kube::Cluster::new(config, proxies, Some(Box::new(on_date)));
+        let cluster = kube::SharedApiserver::new(config, proxies, Some(Box::new(on_date)));
         let cluster = Arc::new(cluster);
-        let timeouts = Timeouts::default();
+        let timeouts = ClientTimeouts::default();
         let api = HttpApi::new(&cluster, timeouts, self.rates, Some(self.heartbeat));
         (cluster, api)
     }
 }
 
 /// A kubeconfig and its certificate, as far as they are there.
-pub(in crate::agent) struct Found {
+pub(in crate::agent) struct FoundKubeconfig {
     pub(in crate::agent) config: Result<Kubeconfig, KubeconfigError>,
     pub(in crate::agent) facts: KubeconfigFacts,
     /// Reason why its certificate cannot be used; empty if it can.
     bad: String,
 }
 
-impl Found {
+impl FoundKubeconfig {
     pub(in crate::agent) fn at(path: &Path, servers: &[String]) -> Self {
         let config = Kubeconfig::load(path, servers);
         let mut bad = String::new();
@@ -232,7 +238,7 @@ impl Found {
             Ok(config) => match bootstrap::client_certificate(config) {
                 Ok(None) => KubeconfigFacts::WithoutCertificate,
                 Ok(Some(chain)) => {
-                    let end = first_end(&chain).unwrap_or(Wall(i64::MIN));
+                    let end = first_end(&chain).unwrap_or(WallTime(i64::MIN));
                     bad = format!("it ended at {end}");
                     KubeconfigFacts::Until(end)
                 }
@@ -262,29 +268,29 @@ fn begin(
     wanted: &ClusterConfig,
     path: &Path,
     bootstrap: Option<&Path>,
-    found: &Found,
-    store: &Store,
-) -> Result<Kubeconfig, JoinError> {
+    found: &FoundKubeconfig,
+    store: &CertificateStore,
+) -> Result<Kubeconfig, NodeJoinError> {
     let complaint =
-        |e: &dyn core::fmt::Display| JoinError::Usage(format!("{}; {e}", found.complaint()));
+        |e: &dyn core::fmt::Display| NodeJoinError::Usage(format!("{}; {e}", found.complaint()));
     let from = bootstrap.ok_or_else(|| complaint(&"there is no bootstrap kubeconfig"))?;
     let from = Kubeconfig::load(from, &wanted.servers).map_err(|e| complaint(&e))?;
     log::info!("a certificate is asked for as {} says", from.path.display());
     let pem = store.current_path();
     let text = from.with_certificate(&pem);
-    let text = text.map_err(|e| JoinError::Usage(chain(&e)))?;
+    let text = text.map_err(|e| NodeJoinError::Usage(chain(&e)))?;
     if fs::read(path).ok().as_deref() != Some(text.as_bytes()) {
         let written = bootstrap::write_kubeconfig(&from, path, &pem);
-        written.map_err(|e| JoinError::Failed(chain(&e)))?;
+        written.map_err(|e| NodeJoinError::Failed(chain(&e)))?;
     }
-    Kubeconfig::load(path, &wanted.servers).map_err(|e| JoinError::Usage(e.to_string()))
+    Kubeconfig::load(path, &wanted.servers).map_err(|e| NodeJoinError::Usage(e.to_string()))
 }
 
 /// Makes the pair of the store the one that is used, so that a new one takes effect. One that the kubeconfig brings is put
 /// there first, if it is to take its place. `own`: CN of this node.
-fn adopt(config: &mut Kubeconfig, store: &Store, own: &str, now: Wall) {
+fn adopt(config: &mut Kubeconfig, store: &CertificateStore, own: &str, now: WallTime) {
     let current = store.current_path();
-    if let Some((Material::File(path), _)) = &config.user.certificate
+    if let Some((KubeconfigMaterial::File(path), _)) = &config.user.certificate
         && same_file(path, &current)
     {
         return;
@@ -309,9 +315,9 @@ fn adopt(config: &mut Kubeconfig, store: &Store, own: &str, now: Wall) {
     config.show(&current);
 }
 
-fn candidate(chain: &[Certificate]) -> Option<Candidate<'_>> {
+fn candidate(chain: &[Certificate]) -> Option<CertificateCandidate<'_>> {
     let first = chain.first()?;
-    Some(Candidate {
+    Some(CertificateCandidate {
         common_name: &first.common_name,
         not_before: first.not_before,
         end: first_end(chain)?,
@@ -328,7 +334,7 @@ mod tests {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
 
     use super::*;
-    use crate::config::{Host, defaults};
+    use crate::config::{HostIdentity, defaults};
     use crate::image::testing::Scratch;
     use crate::kube::testing::{Authority, NOW, Pair, Validity};
 
@@ -358,7 +364,7 @@ mod tests {
     }
 
     fn wanted(scratch: &Scratch) -> ClusterConfig {
-        let defaults = defaults(&Host {
+        let defaults = defaults(&HostIdentity {
             hostname: "n".into(),
         });
         ClusterConfig {
@@ -372,7 +378,7 @@ mod tests {
         // BOOT-01
         let scratch = Scratch::new();
         let (ca, path) = (Authority::new(), scratch.join("kubelet.conf"));
-        let store = Store::client(&scratch.join("pki"));
+        let store = CertificateStore::client(&scratch.join("pki"));
         store.recover().expect("directory");
         let wanted = wanted(&scratch);
         let of = || credentials(&wanted, &path, &store, clock::wall(), true);
@@ -381,7 +387,7 @@ mod tests {
 
         let text = kubeconfig(Some(&client(&ca, OWN, ENDED)));
         fs::write(&path, &text).expect("file");
-        let found = Found::at(&path, &[]);
+        let found = FoundKubeconfig::at(&path, &[]);
         let why = found.complaint();
         assert!(
             why.contains("its client certificate: it ended at 2"),
@@ -390,14 +396,14 @@ mod tests {
         let config = of().expect("it is tried");
         assert!(matches!(
             config.user.certificate,
-            Some((Material::Inline(_), _))
+            Some((KubeconfigMaterial::Inline(_), _))
         ));
         assert_eq!(fs::read_to_string(&path).expect("kubeconfig"), text);
 
         // The file is there again.
         fs::write(scratch.join("bootstrap"), kubeconfig(None)).expect("file");
         let config = of().expect("begun");
-        let file = Material::File(store.current_path());
+        let file = KubeconfigMaterial::File(store.current_path());
         assert!(config.user.certificate == Some((file.clone(), file)));
 
         // One that cannot be read helps nobody.
@@ -438,18 +444,18 @@ mod tests {
             ),
         ] {
             let scratch = Scratch::new();
-            let store = Store::client(&scratch.0);
+            let store = CertificateStore::client(&scratch.0);
             let (kept, brought) = (
                 client(&ca, kept.0, kept.1),
                 client(&ca, brought.0, brought.1),
             );
             store
-                .store(&kept.certificate, &kept.key, Wall::from_secs(0))
+                .store(&kept.certificate, &kept.key, WallTime::from_secs(0))
                 .expect("stored");
             let text = kubeconfig(Some(&brought));
             let mut config = Kubeconfig::parse("k".as_ref(), text.as_bytes(), &[]).expect("parsed");
             adopt(&mut config, &store, OWN, clock::wall());
-            let file = Material::File(store.current_path());
+            let file = KubeconfigMaterial::File(store.current_path());
             assert!(
                 config.user.certificate == Some((file.clone(), file)),
                 "{name}"

@@ -10,11 +10,11 @@ use core::{
 
 use crate::{
     agent::{
-        asker::Asker, clock::Clock, complaints::Complaints, core::Event, views::ApiAnswer,
-        waker_set::WakerSet,
+        asker::AgentHandle, clock::Clock, complaints::Complaints, core::AgentEvent,
+        views::ApiAnswer, waker_set::WakerSet,
     },
-    api::{Mono, Wall, node::NodeCondition},
-    kube::{Api, KubeError, KubeLanes, api::Reply},
+    api::{MonoTime, WallTime, node::NodeCondition},
+    kube::{KubeApi, KubeError, KubeLanes, api::ApiResult},
     logic::{
         fnv::fnv1a,
         server_clock::{ServerClock, is_wrong},
@@ -24,23 +24,23 @@ use crate::{
 /// The condition that `get node` shows beside those of the Node. It never leaves this machine.
 const CONDITION: &str = "ApiserverReachable";
 
-/// [`Skew`] without an answer.
+/// [`ServerClockSkew`] without an answer.
 const NOT_HEARD: i64 = i64::MIN;
 
 /// The apiserver's clock: its [`ServerClock`], milliseconds, or [`NOT_HEARD`]. Written by request threads, read by the
 /// deciding one.
 #[derive(Debug)]
-pub(in crate::agent) struct Skew(AtomicI64);
+pub(in crate::agent) struct ServerClockSkew(AtomicI64);
 
-impl Default for Skew {
+impl Default for ServerClockSkew {
     fn default() -> Self {
         Self(AtomicI64::new(NOT_HEARD))
     }
 }
 
-impl Skew {
+impl ServerClockSkew {
     /// Takes the date of an answer that came at `now`.
-    pub(in crate::agent) fn heard(&self, theirs: Wall, now: Mono) {
+    pub(in crate::agent) fn heard(&self, theirs: WallTime, now: MonoTime) {
         let known = ServerClock::of_answer(theirs, now);
         let offset_ms = known.offset_ms.max(NOT_HEARD + 1);
         self.0.store(offset_ms, Ordering::Relaxed);
@@ -52,7 +52,7 @@ impl Skew {
     }
 
     /// The time as the apiserver has it; before its first answer, as this machine has it.
-    pub(super) fn server_time(&self, clock: &dyn Clock) -> Wall {
+    pub(super) fn server_time(&self, clock: &dyn Clock) -> WallTime {
         let known = self.known();
         known.map_or_else(|| clock.wall(), |known| known.time(clock.now()))
     }
@@ -70,33 +70,33 @@ const OUTAGE: Duration = Duration::from_secs(25);
 /// back-off of up to 30 s, and the node controller marks what it has not heard of meanwhile.
 const AFTERMATH: Duration = Duration::from_secs(120);
 
-/// State of the connection to the apiserver. [`Heartbeat`] and its lane report how requests end; readers show it or
+/// State of the connection to the apiserver. [`HeartbeatLane`] and its lane report how requests end; readers show it or
 /// wait for a change.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Link {
-    pub(super) skew: Arc<Skew>,
+pub(in crate::agent) struct ApiserverLink {
+    pub(super) skew: Arc<ServerClockSkew>,
     /// Set while the clock counts as wrong. Waiters are woken when that changes.
     is_clock_wrong: Cell<bool>,
     waiters: WakerSet,
-    state: RefCell<State>,
+    state: RefCell<ApiserverLinkState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ApiserverLinkState {
     /// Instant of the apiserver's last answer.
-    answered: Option<Mono>,
+    answered: Option<MonoTime>,
     /// Reason why it does not answer; empty if it does.
     trouble: Option<String>,
     /// Since when that is so.
-    since: Option<Wall>,
+    since: Option<WallTime>,
     /// The last word before there was trouble; without one, when the trouble began.
-    lost: Option<Mono>,
+    lost: Option<MonoTime>,
     /// Instant of the first answer after an outage.
-    returned: Option<Mono>,
+    returned: Option<MonoTime>,
 }
 
-impl Link {
-    pub(in crate::agent) fn new(skew: Arc<Skew>) -> Self {
+impl ApiserverLink {
+    pub(in crate::agent) fn new(skew: Arc<ServerClockSkew>) -> Self {
         Self {
             skew,
             ..Self::default()
@@ -181,18 +181,18 @@ impl Link {
     }
 
     /// An outage ended that nothing else told of.
-    pub(super) fn came_back(&self, now: Mono) {
+    pub(super) fn came_back(&self, now: MonoTime) {
         self.state.borrow_mut().returned = Some(now);
     }
 
     /// Returns true if an outage ended so lately that a controller may still write to the Node because of it.
-    pub(super) fn is_aftermath(&self, now: Mono) -> bool {
+    pub(super) fn is_aftermath(&self, now: MonoTime) -> bool {
         let returned = self.state.borrow().returned;
         returned.is_some_and(|at| now < at + AFTERMATH)
     }
 
     /// Instant of the apiserver's last answer.
-    pub(in crate::agent) fn answered(&self) -> Option<Mono> {
+    pub(in crate::agent) fn answered(&self) -> Option<MonoTime> {
         self.state.borrow().answered
     }
 
@@ -216,7 +216,7 @@ impl Link {
             kind: CONDITION.into(),
             status: status.into(),
             last_heartbeat_time: Some(clock.wall().truncated()),
-            last_transition_time: state.since.map(Wall::truncated),
+            last_transition_time: state.since.map(WallTime::truncated),
             reason: reason.into(),
             message,
         }
@@ -226,26 +226,26 @@ impl Link {
 /// The lane of the heartbeat: what is asked here waits for nothing else, and how it ends is noted. The loop is told when an
 /// outage begins or ends.
 #[derive(Clone)]
-pub(super) struct Heartbeat {
+pub(super) struct HeartbeatLane {
     pub(super) lanes: KubeLanes,
-    pub(super) link: Rc<Link>,
+    pub(super) link: Rc<ApiserverLink>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
-    pub(super) asker: Asker,
+    pub(super) asker: AgentHandle,
 }
 
-impl Heartbeat {
+impl HeartbeatLane {
     /// Asks the apiserver.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&dyn Api) -> Reply<T> + Send + 'static,
-    ) -> Reply<T> {
+        job: impl FnOnce(&dyn KubeApi) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
         let reply = self.lanes.heartbeat(job).await;
         let error = reply.as_ref().err();
         let news = self.link.heard(error, &*self.clock, &self.complaints);
         if let Some(answers) = news {
             self.asker
-                .send(Event::Api(ApiAnswer::Answers(answers)))
+                .send(AgentEvent::Api(ApiAnswer::Answers(answers)))
                 .await;
         }
         reply
@@ -273,16 +273,16 @@ mod tests {
     /// A clock that says so, a while after the boot.
     fn clock(wall_s: i64) -> TestClock {
         let hands = Hands::default();
-        hands.set(Mono(5_000));
+        hands.set(MonoTime(5_000));
         hands.jump(wall_s - hands.wall().secs());
         TestClock(Rc::new(hands))
     }
 
     #[test]
     fn clocks() {
-        let link = Link::default();
+        let link = ApiserverLink::default();
         assert_eq!(link.skew_text(&clock(0)), None, "nobody has answered");
-        assert_eq!(link.skew.server_time(&clock(9)), Wall::from_secs(9));
+        assert_eq!(link.skew.server_time(&clock(9)), WallTime::from_secs(9));
         for (theirs, ours, says) in [
             (1_700_000_000, 1_700_000_059, None),
             (1_700_000_059, 1_700_000_000, None),
@@ -292,7 +292,7 @@ mod tests {
             (0, 9_000_000_000, Some("9000000000 s ahead of")),
         ] {
             let clock = clock(ours);
-            link.skew.heard(Wall::from_secs(theirs), clock.now());
+            link.skew.heard(WallTime::from_secs(theirs), clock.now());
             let text = link.skew_text(&clock);
             assert_eq!(text.is_some(), says.is_some(), "{text:?}");
             assert!(
@@ -306,20 +306,26 @@ mod tests {
     fn a_clock_that_is_set_while_nobody_answers() {
         // TIME-03 TIME-04
         const NOW_S: i64 = 1_790_000_000;
-        let (link, clock) = (Link::default(), clock(5));
-        link.skew.heard(Wall::from_secs(NOW_S), clock.now());
+        let (link, clock) = (ApiserverLink::default(), clock(5));
+        link.skew.heard(WallTime::from_secs(NOW_S), clock.now());
         let reason = || link.condition(None, &clock).reason;
         link.state.borrow_mut().answered = Some(clock.now());
         assert_eq!(reason(), "ClockWrong");
-        clock.0.set(Mono(65_000));
+        clock.0.set(MonoTime(65_000));
         clock.0.jump(NOW_S - 5);
-        assert_eq!(link.skew.server_time(&clock), Wall::from_secs(NOW_S + 60));
-        assert_eq!(clock.wall(), Wall::from_secs(NOW_S + 60));
+        assert_eq!(
+            link.skew.server_time(&clock),
+            WallTime::from_secs(NOW_S + 60)
+        );
+        assert_eq!(clock.wall(), WallTime::from_secs(NOW_S + 60));
         assert_eq!(link.skew_text(&clock), None, "it is right at once");
         assert_eq!(reason(), "Answers");
         // And if it is set back.
         clock.0.jump(-NOW_S);
-        assert_eq!(link.skew.server_time(&clock), Wall::from_secs(NOW_S + 60));
+        assert_eq!(
+            link.skew.server_time(&clock),
+            WallTime::from_secs(NOW_S + 60)
+        );
         assert_eq!(reason(), "ClockWrong");
     }
 }

@@ -11,7 +11,7 @@ use crate::{
         Node,
         node::{ContainerImage, NodeSpec},
     },
-    logic::node::{Cidr, CidrError, NodeEvent, PodCidrs, Unkept, is_ready},
+    logic::node::{Cidr, CidrError, NodeEvent, PodCidrs, UnkeptFields, is_ready},
 };
 
 /// Membership of this node in the cluster. [`super::node`] writes it. Others wait here for the Node, or report that it
@@ -31,7 +31,7 @@ pub(in crate::agent) struct Membership {
     /// Events that were recorded and whose cause the API does not know yet: not to be recorded again.
     recorded: RefCell<Vec<NodeEvent>>,
     /// Fields of the Node that the apiserver drops.
-    unkept: Cell<Unkept>,
+    unkept: Cell<UnkeptFields>,
     /// Pod CIDRs that the runtime was given.
     cidrs: RefCell<PodCidrs>,
     /// The Node has a pod CIDR.

@@ -5,22 +5,22 @@ use alloc::rc::Rc;
 use smol::future::FutureExt as _;
 
 use super::{
-    answers::{Seen, copy_of, mirror_of},
+    answers::{ApiPodSnapshot, copy_of, mirror_of},
     api_pods::ApiPods,
     writer::{ApiWriter, MirrorWork},
 };
 use crate::{
     agent::{
-        asker::Asker,
+        asker::AgentHandle,
         clock::Clock,
         complaints::Complaints,
-        pod_store::{PodStore, StoreError},
+        pod_store::{PodStore, PodStoreError},
     },
-    api::{Mono, Pod, PodUid, strict::WrongValue},
+    api::{MonoTime, Pod, PodUid, strict::WrongValue},
     error::chain,
-    kube::{Api, KubeError, KubeLanes},
+    kube::{KubeApi, KubeError, KubeLanes},
     logic::{
-        mirror::{self, FullName, InTheWay, MirrorError},
+        mirror::{self, MirrorConflict, MirrorError, PodFullName},
         static_pod,
     },
     sys::{crash, lane::Lane},
@@ -37,18 +37,18 @@ pub(super) struct MirrorKeeper {
     pub(super) disk: Lane,
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
-    pub(super) asker: Asker,
+    pub(super) asker: AgentHandle,
 }
 
 /// Reason why a mirror could not be brought up to date.
 #[derive(Debug, thiserror::Error)]
-enum KeepError {
+enum MirrorUpkeepError {
     /// The apiserver does not answer, or refuses.
     #[error(transparent)]
     Api(#[from] KubeError),
     /// The static pod's record.
     #[error(transparent)]
-    Record(#[from] StoreError),
+    Record(#[from] PodStoreError),
     /// The static pod has none.
     #[error(transparent)]
     NoMirror(#[from] MirrorError),
@@ -66,7 +66,7 @@ impl MirrorKeeper {
     /// Nothing is done before a first complete list: until then nobody knows which mirrors there are.
     pub(super) async fn run(self) {
         loop {
-            let mut next = Mono(u64::MAX);
+            let mut next = MonoTime(u64::MAX);
             while self.api_pods.has_completed() {
                 let now = self.clock.now();
                 let writer = Rc::clone(&self.writer);
@@ -103,12 +103,13 @@ impl MirrorKeeper {
             .mirror_done(&name, done.is_ok(), self.clock.now());
     }
 
-    async fn delete(&self, name: &FullName, uid: &PodUid) -> Result<(), KeepError> {
+    async fn delete(&self, name: &PodFullName, uid: &PodUid) -> Result<(), MirrorUpkeepError> {
         let (of_name, of_uid) = (name.clone(), uid.clone());
-        let job = move |api: &dyn Api| api.delete_pod(&of_name.namespace, &of_name.name, &of_uid);
+        let job =
+            move |api: &dyn KubeApi| api.delete_pod(&of_name.namespace, &of_name.name, &of_uid);
         match self.lanes.work(job).await {
             Ok(None) => self.api_pods.deleted(uid),
-            Ok(Some(_)) => return Err(KeepError::InTheWay("finalizers keep it")),
+            Ok(Some(_)) => return Err(MirrorUpkeepError::InTheWay("finalizers keep it")),
             // Gone already, or another's by now.
             Err(e) if e.is_not_found() || e.is_conflict() => self.api_pods.reread(uid),
             Err(e) => return Err(e.into()),
@@ -119,7 +120,7 @@ impl MirrorKeeper {
     }
 
     /// The static pod as it is recorded, and the same decoded.
-    async fn recorded(&self, uid: &PodUid) -> Result<(serde_json::Value, Pod), StoreError> {
+    async fn recorded(&self, uid: &PodUid) -> Result<(serde_json::Value, Pod), PodStoreError> {
         let (store, of_uid) = (self.store.clone(), uid.clone());
         let read = self.disk.run(move || {
             let (_, raw) = store.read::<serde_json::Value>(&of_uid)?;
@@ -129,16 +130,18 @@ impl MirrorKeeper {
         read.await
     }
 
-    async fn create(&self, uid: &PodUid, name: &FullName) -> Result<(), KeepError> {
+    async fn create(&self, uid: &PodUid, name: &PodFullName) -> Result<(), MirrorUpkeepError> {
         let (raw, pod) = self.recorded(uid).await?;
         let (node, meta) = (self.node.clone(), pod.metadata.clone());
         let of_name = name.clone();
-        let job = move |api: &dyn Api| -> Result<Option<Seen>, KeepError> {
-            let FullName { namespace, name } = &of_name;
+        let job = move |api: &dyn KubeApi| -> Result<Option<ApiPodSnapshot>, MirrorUpkeepError> {
+            let PodFullName { namespace, name } = &of_name;
             let own = api.node(&node)?;
             let metadata = &own["metadata"];
             if !metadata["deletionTimestamp"].is_null() {
-                return Err(KeepError::InTheWay("the Node object is being deleted"));
+                return Err(MirrorUpkeepError::InTheWay(
+                    "the Node object is being deleted",
+                ));
             }
             let node_uid = metadata["uid"].as_str().unwrap_or("");
             let body = mirror::mirror_pod(&raw, &pod, &node, node_uid)?;
@@ -146,24 +149,24 @@ impl MirrorKeeper {
                 Err(e) if is_there(&e) => match api.pod(&node, namespace, name) {
                     Err(e) if e.status() == Some(403) => {
                         let why = "a pod of this name is there, of another node";
-                        return Err(KeepError::InTheWay(why));
+                        return Err(MirrorUpkeepError::InTheWay(why));
                     }
                     found => found,
                 },
                 made => made,
             };
-            Ok(Seen::of(made?, &node))
+            Ok(ApiPodSnapshot::of(made?, &node))
         };
         let seen = self.lanes.work(job).await?;
         crash::point("mirror.made");
-        let Seen { item, sight, pod } = seen.ok_or(KeepError::Answer(None))?;
-        let found = pod.map_err(|e| KeepError::Answer(Some(e)))?;
+        let ApiPodSnapshot { item, sight, pod } = seen.ok_or(MirrorUpkeepError::Answer(None))?;
+        let found = pod.map_err(|e| MirrorUpkeepError::Answer(Some(e)))?;
         match mirror::in_the_way(&found.pod.metadata, &meta) {
-            InTheWay::Stranger => Err(KeepError::InTheWay(
+            MirrorConflict::Stranger => Err(MirrorUpkeepError::InTheWay(
                 "a pod of this name is there that is no mirror",
             )),
             // Seen at the next look: one that is older is deleted then.
-            InTheWay::Same(_) | InTheWay::Older(_) => {
+            MirrorConflict::Same(_) | MirrorConflict::Older(_) => {
                 self.api_pods.made(&item, sight, self.clock.now());
                 let (copy, mirror) = (copy_of(&found.pod), mirror_of(&found.pod));
                 self.writer.api_shows(&item.uid, copy, mirror);

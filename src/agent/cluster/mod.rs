@@ -48,53 +48,53 @@ use core::cell::{Cell, RefCell};
 use std::path::Path;
 
 use super::{
-    asker::Asker,
+    asker::AgentHandle,
     clock::Clock,
     cluster_views::OwnNode,
     complaints::Complaints,
-    kept_node::NodeRecord,
+    kept_node::NodeLabelsStore,
     link_policy::LinkPolicy,
-    node::Node,
-    offered::Offered,
-    outcome::Recalled,
-    pod_store::{Header, PodStore},
-    recorder::Recorder,
-    tasks::{Spawner, Task, boxed},
+    node::LocalNode,
+    offered::OfferedResources,
+    outcome::EarlierOutcome,
+    pod_store::{PodRecordHeader, PodStore},
+    recorder::EventRecorder,
+    tasks::{AgentTask, TaskSpawner, boxed},
 };
 use crate::{
-    api::{Mono, Pod, PodUid, Wall, node::NodeCondition},
-    config::Config,
-    kube::{KubeLanes, store::Store},
+    api::{MonoTime, Pod, PodUid, WallTime, node::NodeCondition},
+    config::AgentConfig,
+    kube::{KubeLanes, store::CertificateStore},
     logic::{
-        api_poll::{ApiPoll, Paces},
-        events::{Correlator, Sender},
+        api_poll::{ApiPoll, PollIntervals},
+        events::{EventCorrelator, EventPoster},
         pod_kind,
     },
-    net::serving::Shown,
+    net::serving::ServingCertificateSlot,
     runtime::RuntimeService,
     server::backend::ApiserverHealth,
     sys::lane::Lane,
     volume::Volumes,
 };
-pub(super) use join::{JoinError, Joined, join};
-pub(super) use nfs::{Share, mount as mount_nfs, unmount as unmount_nfs};
-pub(super) use objects::{Loaded, Objects};
-pub(super) use writer::{ApiWriter, News};
+pub(super) use join::{JoinedCluster, NodeJoinError, join};
+pub(super) use nfs::{NfsShare, mount as mount_nfs, unmount as unmount_nfs};
+pub(super) use objects::{LoadedObjects, ObjectStore};
+pub(super) use writer::{ApiWriter, PodNews};
 
 use api_pods::ApiPods;
-use certificates::{Certificates, ClientCertificate, Kept};
+use certificates::{ClientCertificateKeeper, ClientCertificateState, RenewedCertificate};
 use events::EventSender;
 use lease::LeaseTask;
-use link::{Heartbeat, Link};
+use link::{ApiserverLink, HeartbeatLane};
 use membership::Membership;
 use mirrors::MirrorKeeper;
 use node::NodeKeeper;
 use objects::ObjectKeeper;
-use pod_cidr::CidrFollower;
-use pods::{Course, PodPoller, Requests};
-use restore::Restore;
-use serving::ServingCertificate;
-use signing::{K3s, Signer};
+use pod_cidr::PodCidrFollower;
+use pods::{PodPoller, PodRequests, PollerState};
+use restore::PodRecordRestorer;
+use serving::ServingCertificateKeeper;
+use signing::{CertificateSigner, K3sSigner};
 use statuses::StatusSender;
 
 /// An apiserver that this node belongs to: who knows what of it.
@@ -102,20 +102,20 @@ pub(super) struct Cluster {
     /// Threads that ask the apiserver.
     pub(super) lanes: KubeLanes,
     /// State of the connection to the apiserver.
-    pub(super) link: Rc<Link>,
+    pub(super) link: Rc<ApiserverLink>,
     /// Membership of this node.
     pub(super) member: Rc<Membership>,
     /// Writer of statuses, deletions and mirrors.
     pub(super) writer: Rc<ApiWriter>,
     /// Objects that pods of the API refer to.
-    pub(super) objects: Rc<Objects>,
+    pub(super) objects: Rc<ObjectStore>,
     api_pods: Rc<ApiPods>,
     /// State of this node's own certificate, if the agent renews it.
-    certificates: Option<Rc<Certificates>>,
+    certificates: Option<Rc<ClientCertificateState>>,
     /// Files of that certificate, until the task that renews it takes them.
-    certificate: Cell<Option<Kept>>,
+    certificate: Cell<Option<RenewedCertificate>>,
     /// Supervisor of k3s, which signs certificates in place of the apiserver.
-    k3s: Option<Arc<K3s>>,
+    k3s: Option<Arc<K3sSigner>>,
     /// Answers about pods that may wait.
     answers: usize,
     /// Identity of the cluster.
@@ -123,12 +123,15 @@ pub(super) struct Cluster {
 }
 
 /// Returns the objects that `pod` may refer to, if it is a pod of the API.
-pub(super) fn objects_of<'a>(objects: Option<&'a Rc<Objects>>, pod: &Pod) -> Option<&'a Objects> {
+pub(super) fn objects_of<'a>(
+    objects: Option<&'a Rc<ObjectStore>>,
+    pod: &Pod,
+) -> Option<&'a ObjectStore> {
     objects.filter(|_| !pod_kind::is_static(pod)).map(|o| &**o)
 }
 
 /// Tools of the agent that those use who speak with the apiserver.
-pub(super) struct Tools {
+pub(super) struct ClusterTools {
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
     pub(super) disk: Lane,
@@ -137,31 +140,31 @@ pub(super) struct Tools {
 }
 
 /// Parts of the agent that the tasks of the cluster need.
-pub(super) struct Surroundings {
-    pub(super) spawner: Spawner,
-    pub(super) tools: Tools,
-    pub(super) recorder: Rc<Recorder>,
+pub(super) struct ClusterDeps {
+    pub(super) spawner: TaskSpawner,
+    pub(super) tools: ClusterTools,
+    pub(super) recorder: Rc<EventRecorder>,
     pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) store: PodStore,
     /// Reads from beside a pod's record how the pod ended in an earlier boot. Blocking.
-    pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<Recalled>,
+    pub(super) outcome: fn(&PodStore, &PodUid, &PodRecordHeader) -> Option<EarlierOutcome>,
     /// Tells one boot from another.
     pub(super) boot_id: String,
     pub(super) node: OwnNode,
     /// Asks the loop, and tells it.
-    pub(super) asker: Asker,
+    pub(super) asker: AgentHandle,
 }
 
 impl Cluster {
     /// An apiserver of which nothing is known yet. `slots`: places for pods. `labels`: those of the Node, until it is read.
     pub(super) fn new(
-        joined: Joined,
-        cfg: &Config,
+        joined: JoinedCluster,
+        cfg: &AgentConfig,
         slots: usize,
         labels: BTreeMap<String, String>,
-        tools: Tools,
+        tools: ClusterTools,
     ) -> Self {
-        let Joined {
+        let JoinedCluster {
             lanes,
             skew,
             certificate,
@@ -172,18 +175,18 @@ impl Cluster {
             peer: _,
             answers,
         } = joined;
-        let paces = Paces {
+        let paces = PollIntervals {
             doorbell: doorbells,
-            ..Paces::NORMAL
+            ..PollIntervals::NORMAL
         };
-        let Tools {
+        let ClusterTools {
             clock,
             complaints,
             disk,
             volumes,
             link_policy,
         } = tools;
-        let tools = objects::Tools {
+        let tools = objects::ObjectTools {
             lanes: lanes.clone(),
             clock,
             complaints,
@@ -194,10 +197,10 @@ impl Cluster {
         };
         Self {
             lanes,
-            link: Rc::new(Link::new(skew)),
+            link: Rc::new(ApiserverLink::new(skew)),
             member: Rc::new(Membership::new(pod_cidr::restored(cfg))),
             writer: Rc::new(ApiWriter::new(seed.rotate_left(1))),
-            objects: Rc::new(Objects::new(cfg, labels, tools)),
+            objects: Rc::new(ObjectStore::new(cfg, labels, tools)),
             api_pods: Rc::new(ApiPods::new(ApiPoll::new(paces, slots, seed))),
             certificates: certificate.as_ref().map(|_| Rc::default()),
             certificate: Cell::new(certificate),
@@ -229,12 +232,12 @@ impl Cluster {
     }
 
     /// Instant of the apiserver's last answer.
-    pub(super) fn answered(&self) -> Option<Mono> {
+    pub(super) fn answered(&self) -> Option<MonoTime> {
         self.link.answered()
     }
 
     /// End of this node's certificate. `None` if the agent does not renew it; `Some(None)` if there is none yet.
-    pub(super) fn certificate_end(&self) -> Option<Option<Wall>> {
+    pub(super) fn certificate_end(&self) -> Option<Option<WallTime>> {
         self.certificates.as_ref().map(|c| c.end.get())
     }
 
@@ -253,8 +256,8 @@ impl Cluster {
         self.writer.mirror_uids()
     }
 
-    fn signer(&self, tools: Tools) -> Signer {
-        Signer {
+    fn signer(&self, tools: ClusterTools) -> CertificateSigner {
+        CertificateSigner {
             lanes: self.lanes.clone(),
             clock: tools.clock,
             complaints: tools.complaints,
@@ -269,13 +272,13 @@ impl Cluster {
         &self,
         node_name: String,
         cert_dir: &Path,
-        tools: Tools,
-        node: Rc<Node>,
-        shown: Arc<Shown>,
-    ) -> Task {
-        let task = ServingCertificate {
+        tools: ClusterTools,
+        node: Rc<LocalNode>,
+        shown: Arc<ServingCertificateSlot>,
+    ) -> AgentTask {
+        let task = ServingCertificateKeeper {
             node: node_name,
-            store: Store::server(cert_dir),
+            store: CertificateStore::server(cert_dir),
             signer: self.signer(tools),
             own: node,
             shown,
@@ -284,8 +287,8 @@ impl Cluster {
     }
 
     /// All that speaks with the apiserver for as long as the agent runs.
-    pub(super) fn tasks(&self, cfg: &Config, around: Surroundings) -> Vec<Task> {
-        let Surroundings {
+    pub(super) fn tasks(&self, cfg: &AgentConfig, around: ClusterDeps) -> Vec<AgentTask> {
+        let ClusterDeps {
             spawner,
             tools,
             recorder,
@@ -305,7 +308,7 @@ impl Cluster {
         let (member, writer) = (|| Rc::clone(&self.member), || Rc::clone(&self.writer));
         let api_pods = || Rc::clone(&self.api_pods);
         let asker = || asker.clone();
-        let heartbeat = Heartbeat {
+        let heartbeat = HeartbeatLane {
             lanes: lanes(),
             link: Rc::clone(&self.link),
             clock: clock(),
@@ -323,15 +326,15 @@ impl Cluster {
             own,
             recorder: Rc::clone(&recorder),
             objects: Rc::clone(&self.objects),
-            cidrs: CidrFollower {
+            cidrs: PodCidrFollower {
                 is_followed: follows_cidrs,
                 root: cfg.dirs.root.clone(),
                 runtime,
                 disk: disk(),
                 complaints: complaints(),
             },
-            offered: Offered::new(&cfg.dirs.root, disk()),
-            record: NodeRecord::new(&cfg.dirs.root, name(), self.authority.clone(), disk()),
+            offered: OfferedResources::new(&cfg.dirs.root, disk()),
+            record: NodeLabelsStore::new(&cfg.dirs.root, name(), self.authority.clone(), disk()),
         });
         let lease = LeaseTask {
             node: name(),
@@ -340,7 +343,7 @@ impl Cluster {
             heartbeat,
             member: member(),
         };
-        let restore = Restore {
+        let restore = PodRecordRestorer {
             node: name(),
             clock: clock(),
             complaints: complaints(),
@@ -353,7 +356,7 @@ impl Cluster {
             asker: asker(),
         };
         let poller = PodPoller {
-            requests: Requests {
+            requests: PodRequests {
                 node: name(),
                 spawner: spawner.clone(),
                 lanes: lanes(),
@@ -368,7 +371,7 @@ impl Cluster {
             api_pods: api_pods(),
             member: member(),
             asker: asker(),
-            course: Course::default(),
+            course: PollerState::default(),
         };
         let statuses = Rc::new(StatusSender {
             node: name(),
@@ -398,7 +401,7 @@ impl Cluster {
         };
         let now = tools.clock.now();
         let (per_second, burst) = cfg.cluster.event_qps;
-        let correlator = Correlator::new(&cfg.node_name);
+        let correlator = EventCorrelator::new(&cfg.node_name);
         let events = EventSender {
             lanes: lanes(),
             clock: clock(),
@@ -406,7 +409,7 @@ impl Cluster {
             recorder,
             writer: writer(),
             link_policy: link_policy(),
-            sender: Sender::new(correlator, per_second, burst, now, now.0),
+            sender: EventPoster::new(correlator, per_second, burst, now, now.0),
         };
         let objects = ObjectKeeper {
             objects: Rc::clone(&self.objects),
@@ -428,7 +431,7 @@ impl Cluster {
             boxed(objects.run()),
         ]);
         if let (Some(kept), Some(state)) = (self.certificate.take(), &self.certificates) {
-            let certificate = ClientCertificate {
+            let certificate = ClientCertificateKeeper {
                 node: name(),
                 kept,
                 state: Rc::clone(state),
@@ -446,11 +449,11 @@ impl Cluster {
 #[cfg(test)]
 mod testing {
     //! What tests ask.
-    use crate::api::{Mono, Wall};
+    use crate::api::{MonoTime, WallTime};
 
     impl super::Cluster {
         /// An answer with this date came at `now`.
-        pub(in crate::agent) fn hear_date(&self, theirs: Wall, now: Mono) {
+        pub(in crate::agent) fn hear_date(&self, theirs: WallTime, now: MonoTime) {
             self.link.skew.heard(theirs, now);
         }
 

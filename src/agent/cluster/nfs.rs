@@ -25,14 +25,14 @@ const PROGRAM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// A share.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::agent) struct Share {
+pub(in crate::agent) struct NfsShare {
     pub(in crate::agent) server: String,
     pub(in crate::agent) path: String,
     pub(in crate::agent) options: Vec<String>,
     pub(in crate::agent) read_only: bool,
 }
 
-impl Share {
+impl NfsShare {
     /// `server:path`, as mount(8) takes it.
     fn source(&self) -> String {
         match self.server.contains(':') && !self.server.starts_with('[') {
@@ -77,7 +77,7 @@ pub(in crate::agent) async fn mount(
     disk: &Lane,
     uid: &PodUid,
     name: &str,
-    share: &Share,
+    share: &NfsShare,
 ) -> Result<(), PodError> {
     let target = volumes.nfs_dir(uid, name);
     let (place, words) = (target.clone(), share.arguments());
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn arguments() {
         // VOL-17
-        let share = |server: &str, options: &[&str], read_only| Share {
+        let share = |server: &str, options: &[&str], read_only| NfsShare {
             server: server.into(),
             path: "/x y".into(),
             options: options.iter().map(|o| (*o).to_owned()).collect(),

@@ -19,29 +19,29 @@ use serde_json::Value;
 use smol::future::FutureExt as _;
 
 use super::{
-    link::{Heartbeat, spread},
+    link::{HeartbeatLane, spread},
     membership::Membership,
-    objects::Objects,
-    pod_cidr::CidrFollower,
+    objects::ObjectStore,
+    pod_cidr::PodCidrFollower,
 };
 use crate::{
     agent::{
         clock::in_step,
         cluster_views::OwnNode,
-        core::Event,
-        kept_node::NodeRecord,
-        node::Gathered,
-        offered::{Names, Offered},
-        recorder::{Recorder, Severity},
+        core::AgentEvent,
+        kept_node::NodeLabelsStore,
+        node::CurrentNodeFacts,
+        offered::{OfferedResources, ResourceNames},
+        recorder::{EventRecorder, EventSeverity},
     },
-    api::{Mono, Node, strict::typed},
+    api::{MonoTime, Node, strict::typed},
     config::NodeConfig,
-    kube::{KubeError, Patch, api::Reply},
+    kube::{KubeError, PatchFormat, api::ApiResult},
     logic::{
         admission::KeptNode,
         node::{
-            self, AfterCreate, CreateAnswer, FAST_INTERVAL, Fast, MAX_TRIES, NodeEvent, Pace,
-            Registering,
+            self, AfterCreate, CreateAnswer, FAST_INTERVAL, MAX_TRIES, NodeEvent, RegisterBackoff,
+            StartupRound, StatusPace,
         },
     },
 };
@@ -52,17 +52,17 @@ pub(super) struct NodeKeeper {
     /// Tells one boot from another, in events.
     pub(super) boot_id: String,
     pub(super) settings: NodeConfig,
-    pub(super) heartbeat: Heartbeat,
+    pub(super) heartbeat: HeartbeatLane,
     pub(super) member: Rc<Membership>,
     pub(super) own: OwnNode,
-    pub(super) recorder: Rc<Recorder>,
+    pub(super) recorder: Rc<EventRecorder>,
     /// Objects, which are told the Node's labels and how long they may be kept.
-    pub(super) objects: Rc<Objects>,
-    pub(super) cidrs: CidrFollower,
+    pub(super) objects: Rc<ObjectStore>,
+    pub(super) cidrs: PodCidrFollower,
     /// Extended resources that the Node was told of.
-    pub(super) offered: Offered,
+    pub(super) offered: OfferedResources,
     /// Labels and taints of the Node, kept on disk.
-    pub(super) record: NodeRecord,
+    pub(super) record: NodeLabelsStore,
 }
 
 /// Shortest pause between two reads because of a doubt.
@@ -81,7 +81,7 @@ impl NodeKeeper {
         if self.settings.register {
             self.register().await;
         }
-        let mut pace = Pace::new(self.settings.status_update, self.settings.status_report);
+        let mut pace = StatusPace::new(self.settings.status_update, self.settings.status_report);
         // What was registered says it all: the first report is counted from here.
         pace.sent(true, self.now(), self.spread());
         let mut is_fast = true;
@@ -128,20 +128,20 @@ impl NodeKeeper {
                     true
                 }
             };
-            self.heartbeat.asker.send(Event::NodeRead(came)).await;
+            self.heartbeat.asker.send(AgentEvent::NodeRead(came)).await;
         }
     }
 
-    fn now(&self) -> Mono {
+    fn now(&self) -> MonoTime {
         self.heartbeat.clock.now()
     }
 
-    async fn until(&self, due: Mono) {
+    async fn until(&self, due: MonoTime) {
         self.heartbeat.clock.until(due).await;
     }
 
     /// Until then, or until there is reason to look at the Node anew.
-    async fn until_doubt_or(&self, next: Mono) {
+    async fn until_doubt_or(&self, next: MonoTime) {
         let soon = async {
             self.until(self.now() + DOUBT_GAP).await;
             self.member.wait_doubt().await;
@@ -158,25 +158,25 @@ impl NodeKeeper {
     }
 
     /// Looks every 100 ms whether the node has become ready, until `next` at most (NODE-24). Returns whether such looks go on.
-    async fn look_often(&self, started: Mono, next: Mono) -> bool {
+    async fn look_often(&self, started: MonoTime, next: MonoTime) -> bool {
         loop {
             let now = self.now();
             let is_ready = self.own.is_ready().await;
             match node::fast_round(now - started, self.member.is_ready(), is_ready) {
-                Fast::Send => return false,
-                Fast::Over => {
+                StartupRound::Send => return false,
+                StartupRound::Over => {
                     self.until_doubt_or(next).await;
                     return false;
                 }
-                Fast::Again if now >= next => return true,
-                Fast::Again => self.until((now + FAST_INTERVAL).min(next)).await,
+                StartupRound::Again if now >= next => return true,
+                StartupRound::Again => self.until((now + FAST_INTERVAL).min(next)).await,
             }
         }
     }
 
     /// Until the Node is there (NODE-01, NODE-02).
     async fn register(&self) {
-        let mut tries = Registering::default();
+        let mut tries = RegisterBackoff::default();
         let mut is_first = true;
         let before = self.offered.before().await;
         loop {
@@ -206,7 +206,7 @@ impl NodeKeeper {
     }
 
     /// `before`: what agents before this one have offered.
-    async fn try_register(&self, initial: &Node, before: Option<&Names>) -> Reply<()> {
+    async fn try_register(&self, initial: &Node, before: Option<&ResourceNames>) -> ApiResult<()> {
         let body = as_object(initial);
         let created = self
             .heartbeat
@@ -252,7 +252,7 @@ impl NodeKeeper {
     }
 
     /// Sends one status: up to five tries (NODE-23).
-    async fn round(&self, pace: &mut Pace) {
+    async fn round(&self, pace: &mut StatusPace) {
         let gathered = Box::pin(self.own.gather()).await;
         for attempt in 0..MAX_TRIES {
             let Err(e) = self.try_update(&gathered, pace).await else {
@@ -282,7 +282,11 @@ impl NodeKeeper {
         }
     }
 
-    async fn try_update(&self, gathered: &Gathered, pace: &mut Pace) -> Reply<()> {
+    async fn try_update(
+        &self,
+        gathered: &CurrentNodeFacts,
+        pace: &mut StatusPace,
+    ) -> ApiResult<()> {
         let member = &*self.member;
         let seen = match self.own.node.object().filter(|_| !member.is_doubted()) {
             Some(mut node) => {
@@ -317,22 +321,22 @@ impl NodeKeeper {
         Ok(())
     }
 
-    async fn ask_for_node(&self) -> Reply<Value> {
+    async fn ask_for_node(&self) -> ApiResult<Value> {
         let name = self.name.clone();
         self.heartbeat.ask(move |api| api.node(&name)).await
     }
 
     /// Reads the Node anew, for whoever cannot wait for the next report.
-    pub(super) async fn read(&self) -> Reply<Node> {
+    pub(super) async fn read(&self) -> ApiResult<Node> {
         let node = decode(&self.ask_for_node().await?)?;
         self.take(node.clone()).await;
         Ok(node)
     }
 
-    async fn send(&self, patch: &Value) -> Reply<Value> {
+    async fn send(&self, patch: &Value) -> ApiResult<Value> {
         let (name, body) = (self.name.clone(), patch.to_string());
         self.heartbeat
-            .ask(move |api| api.patch_node_status(&name, Patch::Strategic, body.as_bytes()))
+            .ask(move |api| api.patch_node_status(&name, PatchFormat::Strategic, body.as_bytes()))
             .await
     }
 
@@ -370,16 +374,16 @@ impl NodeKeeper {
 
     fn record(&self, event: NodeEvent) {
         let severity = if event.is_warning() {
-            Severity::Warning
+            EventSeverity::Warning
         } else {
-            Severity::Normal
+            EventSeverity::Normal
         };
         let message = event.message(&self.name, &self.boot_id);
         self.recorder.node(severity, event.reason(), &message);
     }
 }
 
-fn decode(answer: &Value) -> Reply<Node> {
+fn decode(answer: &Value) -> ApiResult<Node> {
     let wrong = |why: String| KubeError::Wrong {
         url: "nodes".into(),
         why,

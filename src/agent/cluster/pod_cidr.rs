@@ -15,7 +15,7 @@ use super::membership::Membership;
 use crate::{
     agent::complaints::Complaints,
     api::node::NodeSpec,
-    config::Config,
+    config::AgentConfig,
     logic::node::{Cidr, PodCidrs},
     runtime::RuntimeService,
     sys::{file, lane::Lane},
@@ -28,7 +28,7 @@ const MAX_FILE_BYTES: u64 = 256;
 const FILE_MODE: u32 = 0o644;
 
 /// Pod CIDRs accepted before this start; none on a node that stands alone, or whose operator chose them.
-pub(in crate::agent) fn restored(cfg: &Config) -> PodCidrs {
+pub(in crate::agent) fn restored(cfg: &AgentConfig) -> PodCidrs {
     if !is_followed(cfg) {
         return PodCidrs::default();
     }
@@ -45,7 +45,7 @@ pub(in crate::agent) fn restored(cfg: &Config) -> PodCidrs {
 }
 
 /// The subnets of the built-in network at start.
-pub(in crate::agent) fn subnets(cfg: &Config) -> Vec<String> {
+pub(in crate::agent) fn subnets(cfg: &AgentConfig) -> Vec<String> {
     let known = restored(cfg);
     if known.accepted().is_empty() {
         return vec![cfg.network.builtin_subnet.to_string()];
@@ -54,12 +54,12 @@ pub(in crate::agent) fn subnets(cfg: &Config) -> Vec<String> {
 }
 
 /// Returns true if this node takes its pod CIDRs from the control plane.
-pub(super) fn is_followed(cfg: &Config) -> bool {
+pub(super) fn is_followed(cfg: &AgentConfig) -> bool {
     cfg.cluster.is_member() && !cfg.network.subnet_is_given
 }
 
 /// Hands on what the Node says.
-pub(super) struct CidrFollower {
+pub(super) struct PodCidrFollower {
     pub(super) is_followed: bool,
     pub(super) root: PathBuf,
     pub(super) runtime: Rc<dyn RuntimeService>,
@@ -67,7 +67,7 @@ pub(super) struct CidrFollower {
     pub(super) complaints: Rc<Complaints>,
 }
 
-impl CidrFollower {
+impl PodCidrFollower {
     /// Hands on what is new in `spec`. What fails is tried again with the next answer.
     pub(super) async fn follow(&self, member: &Membership, spec: &NodeSpec) {
         if !self.is_followed {

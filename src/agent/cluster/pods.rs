@@ -18,33 +18,36 @@ use smol::{
 };
 
 use super::{
-    answers::{self, Answer, Seen},
+    answers::{self, ApiPodAnswer, ApiPodSnapshot},
     api_pods::ApiPods,
     membership::Membership,
-    restore::Restore,
+    restore::PodRecordRestorer,
     statuses,
     writer::ApiWriter,
 };
 use crate::{
     agent::{
-        asker::Asker,
+        asker::AgentHandle,
         clock::Clock,
         complaints::Complaints,
-        core::{Agent, Event, SourceNews},
+        core::{Agent, AgentEvent, SourceNews},
         link_policy::LinkPolicy,
         pod_store::RETRY,
-        recorder::{About, Recorder, Severity},
-        tasks::{Spawner, boxed},
-        views::{ApiAnswer, Change, LoopEnded, Taken},
+        recorder::{EventRecorder, EventSeverity, EventSubject},
+        tasks::{TaskSpawner, boxed},
+        views::{ApiAnswer, ApiPodChange, DeliveryResult, LoopEnded},
     },
     api::{
-        Mono, PodUid,
-        received::{Delivered, ReceivedPod},
+        MonoTime, PodUid,
+        received::{ReceivedPod, SnapshotEntry},
     },
     error::chain,
-    kube::{Api, Doorbell, KubeLanes, Rung, WatchEnd, WatchOptions},
+    kube::{DoorbellNews, KubeApi, KubeLanes, WatchDoorbell, WatchEnd, WatchOptions},
     logic::{
-        api_poll::{Ask, BellEnd, Failure, Item, List, Paces, Ticket, Verdict},
+        api_poll::{
+            ApiRequestFailure, DeliveryVerdict, DoorbellEnd, GetTicket, PodListItem, PodListKind,
+            PollIntervals, PollRequest,
+        },
         object_fields,
     },
 };
@@ -62,36 +65,36 @@ const UNUSABLE: &str = "UnexpectedAdmissionError";
 const UNSUPPORTED: &str = "UnsupportedField";
 
 /// Asks for pods; what comes goes to one queue.
-pub(super) struct Requests {
+pub(super) struct PodRequests {
     pub(super) node: String,
-    pub(super) spawner: Spawner,
+    pub(super) spawner: TaskSpawner,
     pub(super) lanes: KubeLanes,
     pub(super) complaints: Rc<Complaints>,
-    pub(super) answers: Sender<Answer>,
+    pub(super) answers: Sender<ApiPodAnswer>,
     /// Cost of the link. While bytes cost money, lists are further apart and a watch asks for no bookmarks.
     pub(super) link_policy: Rc<dyn LinkPolicy>,
 }
 
-impl Requests {
-    fn list(&self, list: List) {
+impl PodRequests {
+    fn list(&self, list: PodListKind) {
         let (lanes, node) = (self.lanes.clone(), self.node.clone());
         let answers = self.answers.clone();
         let task = async move {
             let objects = answers.clone();
-            let job = move |api: &dyn Api| {
+            let job = move |api: &dyn KubeApi| {
                 let mut items = Vec::new();
                 let mut each = |meta| items.push(answers::item(meta));
                 let ended = match list {
-                    List::Live => api.list_pods(&node, &mut each),
-                    List::All => api.list_all_pods(&node, &mut each),
-                    List::Objects => api.list_whole_pods(&node, &mut |raw| {
-                        if let Some(seen) = Seen::of(raw, &node) {
+                    PodListKind::Live => api.list_pods(&node, &mut each),
+                    PodListKind::All => api.list_all_pods(&node, &mut each),
+                    PodListKind::Objects => api.list_whole_pods(&node, &mut |raw| {
+                        if let Some(seen) = ApiPodSnapshot::of(raw, &node) {
                             // Nobody takes it only when the agent ends.
-                            let _ = objects.send_blocking(Answer::Object(Box::new(seen)));
+                            let _ = objects.send_blocking(ApiPodAnswer::Object(Box::new(seen)));
                         }
                     }),
                 };
-                Answer::Listed(items, ended)
+                ApiPodAnswer::Listed(items, ended)
             };
             let answer = lanes.work(job).await;
             let _ = answers.send(answer).await;
@@ -99,30 +102,30 @@ impl Requests {
         self.spawner.spawn(boxed(task));
     }
 
-    fn get(&self, ticket: Ticket, namespace: Box<str>, name: Box<str>) {
+    fn get(&self, ticket: GetTicket, namespace: Box<str>, name: Box<str>) {
         let (lanes, node) = (self.lanes.clone(), self.node.clone());
         let answers = self.answers.clone();
         let task = async move {
-            let job = move |api: &dyn Api| {
+            let job = move |api: &dyn KubeApi| {
                 let read = api.pod(&node, &namespace, &name)?;
-                let seen = Seen::of(read, &node).map(Box::new);
+                let seen = ApiPodSnapshot::of(read, &node).map(Box::new);
                 // Another pod than the one asked for is no answer.
                 Ok(seen.filter(|s| s.item.namespace == namespace && s.item.name == name))
             };
             let got = lanes.work(job).await;
-            let _ = answers.send(Answer::Got(ticket, got)).await;
+            let _ = answers.send(ApiPodAnswer::Got(ticket, got)).await;
         };
         self.spawner.spawn(boxed(task));
     }
 
-    fn refuse(&self, item: Item, reason: &'static str, message: &str) {
+    fn refuse(&self, item: PodListItem, reason: &'static str, message: &str) {
         let (lanes, complaints) = (self.lanes.clone(), Rc::clone(&self.complaints));
         let task = statuses::refuse(lanes, complaints, item, reason, message.into());
         self.spawner.spawn(boxed(task));
     }
 
     /// Has the doorbell watch, and makes one first if there is none. Returns whether there is one.
-    async fn watch(&self, bell: &mut Option<Doorbell>, from: &str) -> bool {
+    async fn watch(&self, bell: &mut Option<WatchDoorbell>, from: &str) -> bool {
         if bell.is_none() {
             match self.lanes.doorbell() {
                 Ok(started) => *bell = Some(started),
@@ -145,43 +148,43 @@ impl Requests {
 
 /// Polls the pods of this node, and hands on what it learns.
 pub(super) struct PodPoller {
-    pub(super) requests: Requests,
-    pub(super) answers: Receiver<Answer>,
+    pub(super) requests: PodRequests,
+    pub(super) answers: Receiver<ApiPodAnswer>,
     pub(super) clock: Rc<dyn Clock>,
-    pub(super) recorder: Rc<Recorder>,
+    pub(super) recorder: Rc<EventRecorder>,
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) member: Rc<Membership>,
-    pub(super) asker: Asker,
-    pub(super) course: Course,
+    pub(super) asker: AgentHandle,
+    pub(super) course: PollerState,
 }
 
 /// Other memory of the poller.
 #[derive(Debug, Default)]
-pub(super) struct Course {
+pub(super) struct PollerState {
     /// Pods whose record could not be written, to be read again.
-    unrecorded: BTreeMap<PodUid, Mono>,
+    unrecorded: BTreeMap<PodUid, MonoTime>,
     /// Start of the watch.
-    watching_since: Mono,
+    watching_since: MonoTime,
     /// Set if the last list came; `None` before the first.
     lists: Option<bool>,
 }
 
 /// Reason why the poller wakes.
-enum Wakened {
-    Answer(Answer),
-    Rung(Rung),
+enum PollerWakeReason {
+    Answer(ApiPodAnswer),
+    Rung(DoorbellNews),
     Due,
 }
 
 impl PodPoller {
     /// Until the loop is gone.
-    pub(super) async fn run(mut self, restore: Restore) {
+    pub(super) async fn run(mut self, restore: PodRecordRestorer) {
         // Only the loop's end ends it.
         let _ = self.work(restore).await;
     }
 
-    fn now(&self) -> Mono {
+    fn now(&self) -> MonoTime {
         self.clock.now()
     }
 
@@ -189,31 +192,31 @@ impl PodPoller {
         self.requests.complaints.complain(text);
     }
 
-    async fn work(&mut self, restore: Restore) -> Result<(), LoopEnded> {
+    async fn work(&mut self, restore: PodRecordRestorer) -> Result<(), LoopEnded> {
         restore.run().await?;
         let mut bell = None;
         loop {
             self.ask(&mut bell).await?;
             match self.wait(bell.as_ref()).await {
-                Wakened::Answer(answer) => self.take(answer).await?,
-                Wakened::Rung(rung) => self.hear(rung),
-                Wakened::Due => self.retry_records(),
+                PollerWakeReason::Answer(answer) => self.take(answer).await?,
+                PollerWakeReason::Rung(rung) => self.hear(rung),
+                PollerWakeReason::Due => self.retry_records(),
             }
         }
     }
 
     /// Waits for whatever comes first.
-    async fn wait(&self, bell: Option<&Doorbell>) -> Wakened {
+    async fn wait(&self, bell: Option<&WatchDoorbell>) -> PollerWakeReason {
         let is_read = self.member.is_read();
         let answer = async {
             match self.answers.recv().await {
-                Ok(answer) => Wakened::Answer(answer),
+                Ok(answer) => PollerWakeReason::Answer(answer),
                 Err(_) => core::future::pending().await,
             }
         };
         let rung = async {
             match bell {
-                Some(bell) => Wakened::Rung(Doorbell::next(bell).await),
+                Some(bell) => PollerWakeReason::Rung(WatchDoorbell::next(bell).await),
                 None => core::future::pending().await,
             }
         };
@@ -223,91 +226,91 @@ impl PodPoller {
             } else {
                 self.member.wait_read().await;
             }
-            Wakened::Due
+            PollerWakeReason::Due
         };
         let due = async {
             let now = self.now();
             let next = is_read.then(|| self.api_pods.with(|poll| poll.next_timeout(now)));
             let retry = self.course.unrecorded.values().min().copied();
             let first = [next, retry].into_iter().flatten().min();
-            self.clock.until(first.unwrap_or(Mono(u64::MAX))).await;
-            Wakened::Due
+            self.clock.until(first.unwrap_or(MonoTime(u64::MAX))).await;
+            PollerWakeReason::Due
         };
         answer.or(rung).or(asked).or(due).await
     }
 
     /// Does all that is to be done now.
-    async fn ask(&mut self, bell: &mut Option<Doorbell>) -> Result<(), LoopEnded> {
+    async fn ask(&mut self, bell: &mut Option<WatchDoorbell>) -> Result<(), LoopEnded> {
         if !self.member.is_read() {
             return Ok(());
         }
         let link = &self.requests.link_policy;
         let paces = match link.is_metered() || link.is_spent() {
-            true => Paces::METERED,
-            false => Paces::NORMAL,
+            true => PollIntervals::METERED,
+            false => PollIntervals::NORMAL,
         };
         self.api_pods.with(|poll| poll.list_every(paces.list));
         loop {
             let now = self.now();
             match self.api_pods.with(|poll| poll.poll(now)) {
                 None => return Ok(()),
-                Some(Ask::List(list)) => self.requests.list(list),
-                Some(Ask::Get {
+                Some(PollRequest::List(list)) => self.requests.list(list),
+                Some(PollRequest::Get {
                     ticket,
                     namespace,
                     name,
                 }) => self.requests.get(ticket, namespace, name),
-                Some(Ask::Watch { from }) => {
+                Some(PollRequest::Watch { from }) => {
                     self.course.watching_since = now;
                     if !self.requests.watch(bell, &from).await {
                         self.api_pods
-                            .with(|poll| poll.on_bell_end(BellEnd::Broken, now));
+                            .with(|poll| poll.on_bell_end(DoorbellEnd::Broken, now));
                     }
                 }
-                Some(Ask::Gone(uid)) => self.gone(uid).await?,
-                Some(Ask::Refuse(item)) => {
+                Some(PollRequest::Gone(uid)) => self.gone(uid).await?,
+                Some(PollRequest::Refuse(item)) => {
                     let message = "Node didn't have enough resource: pods";
                     self.requests.refuse(item, "OutOfpods", message);
                 }
-                Some(Ask::Complete) => self.complete().await?,
+                Some(PollRequest::Complete) => self.complete().await?,
             }
         }
     }
 
-    fn hear(&self, rung: Rung) {
+    fn hear(&self, rung: DoorbellNews) {
         let now = self.now();
         let end = match rung {
-            Rung::Ring(ring) => {
+            DoorbellNews::Ring(ring) => {
                 return self.api_pods.with(|poll| match answers::ring(ring) {
                     Some(ring) => poll.on_ring(&ring, now),
                     None => poll.on_unknown_ring(),
                 });
             }
-            Rung::Overrun => return self.api_pods.with(|poll| poll.on_unknown_ring()),
-            Rung::Ended(Ok(WatchEnd::Clean)) => {
+            DoorbellNews::Overrun => return self.api_pods.with(|poll| poll.on_unknown_ring()),
+            DoorbellNews::Ended(Ok(WatchEnd::Clean)) => {
                 let lived = now - self.course.watching_since;
                 if lived + WATCH_SLACK < WATCH_TIME {
-                    BellEnd::Broken
+                    DoorbellEnd::Broken
                 } else {
-                    BellEnd::Clean
+                    DoorbellEnd::Clean
                 }
             }
-            Rung::Ended(Ok(WatchEnd::Error(e))) => {
+            DoorbellNews::Ended(Ok(WatchEnd::Error(e))) => {
                 log::debug!("apiserver: watch of pods: {e}");
-                BellEnd::Broken
+                DoorbellEnd::Broken
             }
-            Rung::Ended(Err(e)) => {
+            DoorbellNews::Ended(Err(e)) => {
                 log::debug!("apiserver: watch of pods: {}", chain(&e));
-                BellEnd::Broken
+                DoorbellEnd::Broken
             }
         };
         self.api_pods.with(|poll| poll.on_bell_end(end, now));
     }
 
-    async fn take(&mut self, answer: Answer) -> Result<(), LoopEnded> {
+    async fn take(&mut self, answer: ApiPodAnswer) -> Result<(), LoopEnded> {
         let (now, api_pods) = (self.now(), &self.api_pods);
         match answer {
-            Answer::Listed(items, ended) => {
+            ApiPodAnswer::Listed(items, ended) => {
                 api_pods.with(|poll| items.iter().for_each(|item| poll.on_item(item, now)));
                 let came = ended.is_ok();
                 match ended {
@@ -321,55 +324,64 @@ impl PodPoller {
                     }
                 }
                 if self.course.lists.replace(came) != Some(came) {
-                    self.asker.send(Event::Api(ApiAnswer::Lists(came))).await;
+                    self.asker
+                        .send(AgentEvent::Api(ApiAnswer::Lists(came)))
+                        .await;
                 }
                 // The queue is empty: what stood in memory whole lives on disk by now.
                 crate::sys::memory::trim();
                 Ok(())
             }
-            Answer::Object(seen) if seen.pod.is_err() => {
+            ApiPodAnswer::Object(seen) if seen.pod.is_err() => {
                 // It is read by itself, and judged then.
                 api_pods.with(|poll| poll.on_item(&seen.item, now));
                 Ok(())
             }
-            Answer::Object(seen) => {
+            ApiPodAnswer::Object(seen) => {
                 let verdict = api_pods.with(|poll| poll.on_object(&seen.item, seen.sight, now));
                 self.deliver(verdict, seen).await
             }
-            Answer::Got(ticket, Ok(Some(seen))) if seen.pod.is_ok() => {
+            ApiPodAnswer::Got(ticket, Ok(Some(seen))) if seen.pod.is_ok() => {
                 let verdict =
                     api_pods.with(|poll| poll.on_read(ticket, &seen.item, seen.sight, now));
                 self.deliver(verdict, seen).await
             }
-            Answer::Got(ticket, Ok(seen)) => {
-                api_pods.with(|poll| poll.on_read_failed(ticket, Failure::Unusable, now));
+            ApiPodAnswer::Got(ticket, Ok(seen)) => {
+                api_pods.with(|poll| poll.on_read_failed(ticket, ApiRequestFailure::Unusable, now));
                 if let Some(seen) = seen {
                     self.unusable(*seen).await;
                 }
                 Ok(())
             }
-            Answer::Got(ticket, Err(e)) => {
+            ApiPodAnswer::Got(ticket, Err(e)) => {
                 let failure = answers::read_failure(&e);
-                if matches!(failure, Failure::Server { .. } | Failure::Unusable) {
+                if matches!(
+                    failure,
+                    ApiRequestFailure::Server { .. } | ApiRequestFailure::Unusable
+                ) {
                     self.complain(&format!("apiserver: pod: {}", chain(&e)));
                 }
                 api_pods.with(|poll| poll.on_read_failed(ticket, failure, now));
                 Ok(())
             }
-            Answer::Written(seen) => {
+            ApiPodAnswer::Written(seen) => {
                 // It may have gone since.
                 let verdict = if api_pods.holds(&seen.item.uid) {
-                    Verdict::Deliver
+                    DeliveryVerdict::Deliver
                 } else {
-                    Verdict::Ignore
+                    DeliveryVerdict::Ignore
                 };
                 self.deliver(verdict, seen).await
             }
         }
     }
 
-    async fn deliver(&mut self, verdict: Verdict, seen: Box<Seen>) -> Result<(), LoopEnded> {
-        let (Verdict::Deliver, Ok(received)) = (verdict, seen.pod) else {
+    async fn deliver(
+        &mut self,
+        verdict: DeliveryVerdict,
+        seen: Box<ApiPodSnapshot>,
+    ) -> Result<(), LoopEnded> {
+        let (DeliveryVerdict::Deliver, Ok(received)) = (verdict, seen.pod) else {
             return Ok(());
         };
         // One that has taken the name of another comes after the other's end (SRC-07).
@@ -395,7 +407,7 @@ impl PodPoller {
         if known.is_none() {
             self.tell_unsupported(&received);
         }
-        self.hand_over(Change::Read(received)).await
+        self.hand_over(ApiPodChange::Read(received)).await
     }
 
     /// Tells the author of a new pod which of its fields this node leaves out.
@@ -409,7 +421,7 @@ impl PodPoller {
             ),
         };
         self.recorder
-            .pod(&received.pod, Severity::Warning, UNSUPPORTED, &message);
+            .pod(&received.pod, EventSeverity::Warning, UNSUPPORTED, &message);
     }
 
     async fn gone(&mut self, uid: PodUid) -> Result<(), LoopEnded> {
@@ -418,7 +430,7 @@ impl PodPoller {
             self.writer.look_at_mirrors();
             return Ok(());
         }
-        self.hand_over(Change::Gone(uid)).await
+        self.hand_over(ApiPodChange::Gone(uid)).await
     }
 
     /// The whole is known: what is not in it is no pod of this node.
@@ -426,16 +438,16 @@ impl PodPoller {
         let writer = &self.writer;
         let known = self.api_pods.with(|poll| {
             let own = poll.known().filter(|uid| !writer.is_mirror(uid));
-            own.map(Delivered::Known).collect()
+            own.map(SnapshotEntry::Known).collect()
         });
-        self.hand_over(Change::All(known)).await?;
+        self.hand_over(ApiPodChange::All(known)).await?;
         self.writer.listed();
         self.writer.look_at_mirrors();
         Ok(())
     }
 
-    async fn hand_over(&mut self, change: Change) -> Result<(), LoopEnded> {
-        let Taken {
+    async fn hand_over(&mut self, change: ApiPodChange) -> Result<(), LoopEnded> {
+        let DeliveryResult {
             unknown,
             unrecorded,
         } = self.asker.deliver(SourceNews::Api(change)).await?;
@@ -461,7 +473,7 @@ impl PodPoller {
     }
 
     /// A pod that this agent cannot read ends here, unless something of it may run.
-    async fn unusable(&self, seen: Seen) {
+    async fn unusable(&self, seen: ApiPodSnapshot) {
         let Err(why) = seen.pod else { return };
         let why = why.to_string();
         let item = seen.item;
@@ -470,9 +482,9 @@ impl PodPoller {
             "pod={}/{} uid={uid} is of no use: {why}",
             item.namespace, item.name
         ));
-        let about = About::whole(uid, &item.namespace, &item.name);
+        let about = EventSubject::whole(uid, &item.namespace, &item.name);
         self.recorder
-            .about(about, Severity::Warning, UNUSABLE, &why);
+            .about(about, EventSeverity::Warning, UNUSABLE, &why);
         let settled = seen.sight.terminal && !seen.sight.deleting;
         if settled || self.api_pods.holds(uid) {
             return;

@@ -3,29 +3,29 @@
 use alloc::rc::Rc;
 
 use super::{
-    answers::{Seen, copy_of},
+    answers::{ApiPodSnapshot, copy_of},
     api_pods::ApiPods,
     writer::ApiWriter,
 };
 use crate::{
     agent::{
-        asker::Asker,
+        asker::AgentHandle,
         clock::Clock,
         complaints::Complaints,
         core::SourceNews,
-        outcome::Recalled,
-        pod_store::{Header, PodStore, StoreError},
-        views::{Change, LoopEnded},
+        outcome::EarlierOutcome,
+        pod_store::{PodRecordHeader, PodStore, PodStoreError},
+        views::{ApiPodChange, LoopEnded},
     },
-    api::{PodUid, order::Order as _},
+    api::{PodUid, order::OrderExt as _},
     error::chain,
-    logic::{authority, mux::Source},
+    logic::{authority, mux::PodSource},
     sys::lane::Lane,
     volume::Volumes,
 };
 
 /// Reads the records.
-pub(super) struct Restore {
+pub(super) struct PodRecordRestorer {
     pub(super) node: String,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
@@ -33,13 +33,13 @@ pub(super) struct Restore {
     pub(super) volumes: Volumes,
     pub(super) disk: Lane,
     /// Reads how a pod ended in an earlier boot. Blocking.
-    pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<Recalled>,
+    pub(super) outcome: fn(&PodStore, &PodUid, &PodRecordHeader) -> Option<EarlierOutcome>,
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
-    pub(super) asker: Asker,
+    pub(super) asker: AgentHandle,
 }
 
-impl Restore {
+impl PodRecordRestorer {
     /// Tells the loop of all pods of the API that are on disk. A record that cannot be used is told, and its pod left alone:
     /// it runs on, and comes again with the first list.
     pub(super) async fn run(self) -> Result<(), LoopEnded> {
@@ -68,7 +68,7 @@ impl Restore {
         if known > 0 {
             log::info!("{known} pods of the apiserver are known from disk");
             self.asker
-                .deliver(SourceNews::Api(Change::AllOnDisk))
+                .deliver(SourceNews::Api(ApiPodChange::AllOnDisk))
                 .await?;
         }
         crate::sys::memory::trim();
@@ -77,18 +77,21 @@ impl Restore {
     }
 
     /// Reads one record; `None`: it is of another source, or there is none.
-    async fn read(&self, uid: PodUid) -> Result<Option<(Seen, Option<Recalled>)>, StoreError> {
+    async fn read(
+        &self,
+        uid: PodUid,
+    ) -> Result<Option<(ApiPodSnapshot, Option<EarlierOutcome>)>, PodStoreError> {
         let (store, node, outcome) = (self.store.clone(), self.node.clone(), self.outcome);
         let read = move || {
             let (header, raw) = match store.read::<serde_json::Value>(&uid) {
-                Err(StoreError::Io { source, .. })
+                Err(PodStoreError::Io { source, .. })
                     if source.kind() == std::io::ErrorKind::NotFound =>
                 {
                     return Ok(None);
                 }
                 read => read?,
             };
-            if header.source != Source::Api.as_str() {
+            if header.source != PodSource::Api.as_str() {
                 return Ok(None);
             }
             if !authority::is_same(&header.cluster, store.cluster()) {
@@ -97,7 +100,8 @@ impl Restore {
                 );
                 return Ok(None);
             }
-            let seen = Seen::of(raw, &node).ok_or_else(|| "its object has no identity".to_owned());
+            let seen = ApiPodSnapshot::of(raw, &node)
+                .ok_or_else(|| "its object has no identity".to_owned());
             let seen = store.decoded(&uid, seen)?;
             if seen.item.uid != uid {
                 let why = format!("its object is of {}", seen.item.uid);
@@ -110,8 +114,12 @@ impl Restore {
     }
 
     /// Hands a pod to the loop. Returns whether that took it.
-    async fn restore(&self, seen: Seen, outcome: Option<Recalled>) -> Result<bool, LoopEnded> {
-        let Seen { item, sight, pod } = seen;
+    async fn restore(
+        &self,
+        seen: ApiPodSnapshot,
+        outcome: Option<EarlierOutcome>,
+    ) -> Result<bool, LoopEnded> {
+        let ApiPodSnapshot { item, sight, pod } = seen;
         let uid = &item.uid;
         let received = match pod {
             Ok(received) => received,
@@ -129,7 +137,7 @@ impl Restore {
             return Ok(false);
         }
         let copy = copy_of(&received.pod);
-        let change = Change::OnDisk(received, outcome.map(Box::new));
+        let change = ApiPodChange::OnDisk(received, outcome.map(Box::new));
         if !self
             .asker
             .deliver(SourceNews::Api(change))
@@ -148,7 +156,7 @@ impl Restore {
 
 /// Has the record say what the cluster is known by now: the next authority may have nothing in common with the one before this.
 /// Blocking.
-fn renew(store: &PodStore, uid: &PodUid, header: &Header) {
+fn renew(store: &PodStore, uid: &PodUid, header: &PodRecordHeader) {
     if header.cluster == store.cluster() || store.cluster().is_empty() {
         return;
     }
@@ -156,7 +164,7 @@ fn renew(store: &PodStore, uid: &PodUid, header: &Header) {
         .read::<serde_json::Value>(uid)
         .and_then(|(header, raw)| {
             let cluster = store.cluster().into();
-            store.rewrite(uid, &Header { cluster, ..header }, &raw)
+            store.rewrite(uid, &PodRecordHeader { cluster, ..header }, &raw)
         });
     if let Err(e) = renewed {
         log::debug!("uid={uid} {}", chain(&e));

@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use super::{
     link::spread,
-    signing::{Draw, Failed, InUse, LOOK, Signer, due},
+    signing::{CertificateInUse, CertificateSigner, LOOK, RenewalSpread, SigningFailure, due},
 };
 use crate::{
     agent::node,
@@ -16,12 +16,12 @@ use crate::{
     error::chain,
     kube::{
         bootstrap::{SERVING_SIGNER, node_subject},
-        csr::Subject,
-        store::{Store, StoreError, Stored},
+        csr::CertificateSubject,
+        store::{CertificateStore, CertificateStoreError, StoredCertificate},
         x509::{self, CertificateError},
     },
-    logic::certificates::{Requests, retry_delay},
-    net::serving::Shown,
+    logic::certificates::{CertificateRequests, retry_delay},
+    net::serving::ServingCertificateSlot,
 };
 
 /// Pause between looks for an address to ask a certificate for.
@@ -29,24 +29,24 @@ const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 /// Reason why the certificate on disk cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum HeldError {
+enum ServingCertificateError {
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] CertificateStoreError),
     #[error(transparent)]
     Certificate(#[from] CertificateError),
 }
 
 /// Keeps the certificate of the node's server.
-pub(in crate::agent) struct ServingCertificate {
+pub(in crate::agent) struct ServingCertificateKeeper {
     pub(super) node: String,
-    pub(super) store: Store,
-    pub(super) signer: Signer,
-    pub(super) own: Rc<node::Node>,
+    pub(super) store: CertificateStore,
+    pub(super) signer: CertificateSigner,
+    pub(super) own: Rc<node::LocalNode>,
     /// Certificate that the HTTPS server shows.
-    pub(super) shown: Arc<Shown>,
+    pub(super) shown: Arc<ServingCertificateSlot>,
 }
 
-impl ServingCertificate {
+impl ServingCertificateKeeper {
     /// For as long as the agent runs.
     pub(in crate::agent) async fn run(self) {
         let (clock, complaints) = (&self.signer.clock, &self.signer.complaints);
@@ -55,16 +55,16 @@ impl ServingCertificate {
             log::warn!("serving certificates: {}", chain(&e));
         }
         let random = || u32::try_from(spread(&**clock, &self.node) % 1000).unwrap_or(0);
-        let mut requests = Requests::default();
+        let mut requests = CertificateRequests::default();
         let mut last: Option<Vec<u8>> = None;
-        let mut draw = Draw::default();
+        let mut draw = RenewalSpread::default();
         loop {
             let (stored, held) = match self.current().await {
                 Ok(Some((stored, held))) => (Some(stored), held),
-                Ok(None) => (None, InUse::default()),
+                Ok(None) => (None, CertificateInUse::default()),
                 Err(e) => {
                     complaints.complain(&format!("the serving certificate: {}", chain(&e)));
-                    (None, InUse::default())
+                    (None, CertificateInUse::default())
                 }
             };
             if let Some(stored) = stored.filter(|stored| last.as_ref() != Some(&stored.chain)) {
@@ -82,7 +82,7 @@ impl ServingCertificate {
             let drawn = draw.of(&held, random);
             let now = self.signer.server_time();
             if due(&held, &subject, drawn, clock.wall()).is_some_and(|due| due > now) {
-                requests = Requests::default();
+                requests = CertificateRequests::default();
                 clock.until(clock.now() + LOOK).await;
                 continue;
             }
@@ -91,7 +91,7 @@ impl ServingCertificate {
                 let signed = signer.obtain("serving", SERVING_SIGNER, subject, &self.store, None);
                 signed.await
             } else {
-                Err(Failed::at_once())
+                Err(SigningFailure::at_once())
             };
             let Err(failed) = asked else {
                 requests.obtained(clock.now());
@@ -104,13 +104,15 @@ impl ServingCertificate {
         }
     }
 
-    async fn current(&self) -> Result<Option<(Stored, InUse)>, HeldError> {
+    async fn current(
+        &self,
+    ) -> Result<Option<(StoredCertificate, CertificateInUse)>, ServingCertificateError> {
         let store = self.store.clone();
         let read = self.signer.disk.run(move || {
             let Some(pair) = store.current()? else {
                 return Ok(None);
             };
-            let held = InUse {
+            let held = CertificateInUse {
                 chain: x509::read_chain(&pair.chain)?,
                 since: Some(pair.since),
             };
@@ -120,17 +122,17 @@ impl ServingCertificate {
     }
 
     /// Subject of the wanted certificate; `None` until the Node has an address.
-    fn wanted(&self) -> Option<Subject> {
+    fn wanted(&self) -> Option<CertificateSubject> {
         let (dns_names, ips) = names(&self.own.object()?);
         let subject = if self.signer.k3s.is_some() {
             // What its supervisor writes, whatever is asked for.
-            Subject {
+            CertificateSubject {
                 common_name: self.node.clone(),
                 ips,
-                ..Subject::default()
+                ..CertificateSubject::default()
             }
         } else {
-            Subject {
+            CertificateSubject {
                 dns_names,
                 ips,
                 ..node_subject(&self.node)

@@ -5,21 +5,23 @@ use alloc::{rc::Rc, sync::Arc};
 use core::{net::IpAddr, time::Duration};
 use std::path::PathBuf;
 
-use super::link::Skew;
+use super::link::ServerClockSkew;
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
-    api::Wall,
+    api::WallTime,
     error::chain,
     kube::{
-        Api, KubeError, KubeLanes,
-        api::Reply,
-        bootstrap::{self, CLIENT_SIGNER, Requested},
-        csr::Subject,
+        KubeApi, KubeError, KubeLanes,
+        api::ApiResult,
+        bootstrap::{self, CLIENT_SIGNER, PostedCertificateRequest},
+        csr::CertificateSubject,
         join::{JoinError, k3s},
-        store::Store,
+        store::CertificateStore,
         x509::Certificate,
     },
-    logic::certificates::{CSR_WAIT, Held, Verdict, Wanted, judge, rotate_at},
+    logic::certificates::{
+        CSR_WAIT, CsrVerdict, HeldCertificate, WantedCertificate, judge, rotate_at,
+    },
     net::{ProxyVariables, Url},
     sys::{crash, lane::Lane},
 };
@@ -32,20 +34,20 @@ const LAST_POLL: Duration = Duration::from_secs(10);
 
 /// A certificate in use.
 #[derive(Debug, Default)]
-pub(super) struct InUse {
+pub(super) struct CertificateInUse {
     /// Chain of the certificate; empty without one.
     pub(super) chain: Vec<Certificate>,
     /// Time of its arrival, by this machine's clock of then.
-    pub(super) since: Option<Wall>,
+    pub(super) since: Option<WallTime>,
 }
 
 /// The number that spreads renewals, drawn once for each certificate: what tells one from another are its beginning and end.
 #[derive(Debug, Default)]
-pub(super) struct Draw(Option<([Wall; 2], u32)>);
+pub(super) struct RenewalSpread(Option<([WallTime; 2], u32)>);
 
-impl Draw {
+impl RenewalSpread {
     /// Returns the number of the certificate in use.
-    pub(super) fn of(&mut self, held: &InUse, draw: impl FnOnce() -> u32) -> u32 {
+    pub(super) fn of(&mut self, held: &CertificateInUse, draw: impl FnOnce() -> u32) -> u32 {
         let term = held.chain.first().map(|c| [c.not_before, c.not_after]);
         let random = match (self.0, term) {
             (Some((of, random)), Some(term)) if of == term => random,
@@ -57,9 +59,14 @@ impl Draw {
 }
 
 /// Time at which to ask for a new certificate for `subject`, given the one in use and this machine's clock.
-pub(super) fn due(held: &InUse, subject: &Subject, random: u32, ours: Wall) -> Option<Wall> {
+pub(super) fn due(
+    held: &CertificateInUse,
+    subject: &CertificateSubject,
+    random: u32,
+    ours: WallTime,
+) -> Option<WallTime> {
     let since = held.since;
-    let held = held.chain.first().map(|c| Held {
+    let held = held.chain.first().map(|c| HeldCertificate {
         not_before: c.not_before,
         not_after: c.not_after,
         since,
@@ -68,7 +75,7 @@ pub(super) fn due(held: &InUse, subject: &Subject, random: u32, ours: Wall) -> O
         dns_names: &c.dns_names,
         ips: &c.ips,
     });
-    let wanted = Wanted {
+    let wanted = WantedCertificate {
         common_name: &subject.common_name,
         organization: &subject.organization,
         dns_names: &subject.dns_names,
@@ -78,14 +85,14 @@ pub(super) fn due(held: &InUse, subject: &Subject, random: u32, ours: Wall) -> O
 }
 
 /// Failure of a request for a certificate.
-pub(super) struct Failed {
+pub(super) struct SigningFailure {
     pub(super) why: String,
     /// Set if the apiserver answered.
     pub(super) answers: bool,
     pub(super) retry_after: Option<Duration>,
 }
 
-impl Failed {
+impl SigningFailure {
     pub(super) fn local(why: impl Into<String>) -> Self {
         Self {
             why: why.into(),
@@ -107,7 +114,7 @@ impl Failed {
     }
 }
 
-impl From<KubeError> for Failed {
+impl From<KubeError> for SigningFailure {
     fn from(e: KubeError) -> Self {
         Self {
             answers: e.is_answer(),
@@ -118,46 +125,46 @@ impl From<KubeError> for Failed {
 }
 
 /// Tools to get a certificate signed.
-pub(super) struct Signer {
+pub(super) struct CertificateSigner {
     pub(super) lanes: KubeLanes,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
     pub(super) disk: Lane,
     /// Supervisor of k3s, which signs in place of the apiserver.
-    pub(super) k3s: Option<Arc<K3s>>,
+    pub(super) k3s: Option<Arc<K3sSigner>>,
     /// The apiserver's clock.
-    pub(super) skew: Arc<Skew>,
+    pub(super) skew: Arc<ServerClockSkew>,
 }
 
 /// The supervisor of a cluster of k3s (K3SJ-08).
-pub(super) struct K3s {
+pub(super) struct K3sSigner {
     pub(super) node: String,
     pub(super) kubeconfig: PathBuf,
     /// Store of the certificate, if this node renews it.
-    pub(super) kept: Option<Store>,
+    pub(super) kept: Option<CertificateStore>,
     /// Servers: first the one that was joined, then those asked if it is silent.
     pub(super) servers: Vec<Url>,
     pub(super) password_file: PathBuf,
     pub(super) proxies: ProxyVariables,
 }
 
-impl K3s {
+impl K3sSigner {
     /// Chain and key, PEM. Blocks.
     pub(super) fn certify(
         &self,
-        purpose: k3s::Purpose,
+        purpose: k3s::CertificatePurpose,
         ips: Vec<IpAddr>,
-    ) -> Result<(String, String), Failed> {
+    ) -> Result<(String, String), SigningFailure> {
         let password = k3s::password(&self.password_file);
         let path = self.password_file.display();
         let password = match password {
             Ok(Some(password)) => password,
-            Ok(None) => return Err(Failed::local(format!("{path} is missing"))),
-            Err(e) => return Err(Failed::local(format!("{path}: {e}"))),
+            Ok(None) => return Err(SigningFailure::local(format!("{path} is missing"))),
+            Err(e) => return Err(SigningFailure::local(format!("{path}: {e}"))),
         };
         let config = bootstrap::kubeconfig_in_use(&self.kubeconfig, &[], self.kept.as_ref());
-        let config = config.map_err(|e| Failed::local(e.to_string()))?;
-        let node = k3s::Node {
+        let config = config.map_err(|e| SigningFailure::local(e.to_string()))?;
+        let node = k3s::K3sNodeIdentity {
             name: self.node.clone(),
             password,
             ips,
@@ -165,14 +172,14 @@ impl K3s {
         let made = k3s::renew(&config, &self.servers, &self.proxies, &node, purpose);
         made.map_err(|e| match e {
             JoinError::Kube(e) => e.into(),
-            e => Failed::answered(chain(&e)),
+            e => SigningFailure::answered(chain(&e)),
         })
     }
 }
 
-impl Signer {
+impl CertificateSigner {
     /// The time as the apiserver has it, as far as that is known.
-    pub(super) fn server_time(&self) -> Wall {
+    pub(super) fn server_time(&self) -> WallTime {
         self.skew.server_time(&*self.clock)
     }
 
@@ -181,21 +188,22 @@ impl Signer {
         &self,
         what: &str,
         signer: &'static str,
-        subject: Subject,
-        store: &Store,
-        other: Option<Arc<dyn Api>>,
-    ) -> Result<(), Failed> {
+        subject: CertificateSubject,
+        store: &CertificateStore,
+        other: Option<Arc<dyn KubeApi>>,
+    ) -> Result<(), SigningFailure> {
         if let Some(k3s) = self.k3s.clone() {
             let purpose = if signer == CLIENT_SIGNER {
-                k3s::Purpose::Client
+                k3s::CertificatePurpose::Client
             } else {
-                k3s::Purpose::Serving
+                k3s::CertificatePurpose::Serving
             };
-            let ask = move |_: &dyn Api| -> Reply<_> { Ok(k3s.certify(purpose, subject.ips)) };
+            let ask =
+                move |_: &dyn KubeApi| -> ApiResult<_> { Ok(k3s.certify(purpose, subject.ips)) };
             let (pem, key) = self.lanes.work(ask).await??;
             return self.keep(what, store, pem, key).await;
         }
-        let request = move |api: &dyn Api| bootstrap::request(api, signer, &subject);
+        let request = move |api: &dyn KubeApi| bootstrap::request(api, signer, &subject);
         let requested = self.ask(other.clone(), request).await?;
         crash::point("certificate.requested");
         log::info!(
@@ -205,20 +213,20 @@ impl Signer {
         let requested = Arc::new(requested);
         let certificate = self.wait(other, &requested).await?;
         let pair = requested.pair(&certificate);
-        let (chain_pem, key) = pair.map_err(|e| Failed::answered(chain(&e)))?;
+        let (chain_pem, key) = pair.map_err(|e| SigningFailure::answered(chain(&e)))?;
         self.keep(what, store, chain_pem, key.to_owned()).await
     }
 
     async fn keep(
         &self,
         what: &str,
-        store: &Store,
+        store: &CertificateStore,
         chain_pem: String,
         key: String,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), SigningFailure> {
         let (store, now) = (store.clone(), self.clock.wall());
         let stored = self.disk.run(move || store.store(&chain_pem, &key, now));
-        let path = stored.await.map_err(|e| Failed::local(chain(&e)))?;
+        let path = stored.await.map_err(|e| SigningFailure::local(chain(&e)))?;
         log::info!("new {what} certificate {}", path.display());
         Ok(())
     }
@@ -226,9 +234,9 @@ impl Signer {
     /// The certificate that was issued, base64.
     async fn wait(
         &self,
-        other: Option<Arc<dyn Api>>,
-        requested: &Arc<Requested>,
-    ) -> Result<String, Failed> {
+        other: Option<Arc<dyn KubeApi>>,
+        requested: &Arc<PostedCertificateRequest>,
+    ) -> Result<String, SigningFailure> {
         let (clock, name) = (&self.clock, &requested.name);
         let end = clock.now() + CSR_WAIT;
         let mut pause = FIRST_POLL;
@@ -236,13 +244,13 @@ impl Signer {
             clock.until(clock.now() + pause).await;
             pause = (pause * 2).min(LAST_POLL);
             let asked = Arc::clone(requested);
-            let look = move |api: &dyn Api| bootstrap::look(api, &asked);
+            let look = move |api: &dyn KubeApi| bootstrap::look(api, &asked);
             match self.ask(other.clone(), look).await {
                 Ok(csr) => match judge(&csr, &requested.uid) {
-                    Verdict::Wait => {}
-                    Verdict::Issued(certificate) => return Ok(certificate),
-                    Verdict::Over(why) => {
-                        return Err(Failed::answered(format!("request {name}: {why}")));
+                    CsrVerdict::Wait => {}
+                    CsrVerdict::Issued(certificate) => return Ok(certificate),
+                    CsrVerdict::Over(why) => {
+                        return Err(SigningFailure::answered(format!("request {name}: {why}")));
                     }
                 },
                 Err(e) if e.is_not_found() || e.status() == Some(401) => return Err(e.into()),
@@ -252,17 +260,17 @@ impl Signer {
                 }
             }
         }
-        Err(Failed::answered(format!(
+        Err(SigningFailure::answered(format!(
             "nobody has signed request {name}"
         )))
     }
 
     async fn ask<T: Send + 'static>(
         &self,
-        other: Option<Arc<dyn Api>>,
-        job: impl FnOnce(&dyn Api) -> Reply<T> + Send + 'static,
-    ) -> Reply<T> {
-        let work = move |api: &dyn Api| match other {
+        other: Option<Arc<dyn KubeApi>>,
+        job: impl FnOnce(&dyn KubeApi) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let work = move |api: &dyn KubeApi| match other {
             Some(other) => job(&*other),
             None => job(api),
         };
@@ -277,17 +285,17 @@ mod tests {
     #[test]
     fn one_draw_for_each_certificate() {
         // BOOT-07: those of a signer that dates them back all begin at one time.
-        let held = |from, to| InUse {
+        let held = |from, to| CertificateInUse {
             chain: vec![Certificate {
-                not_before: Wall(from),
-                not_after: Wall(to),
+                not_before: WallTime(from),
+                not_after: WallTime(to),
                 ..Certificate::default()
             }],
             since: None,
         };
-        let mut draw = Draw::default();
+        let mut draw = RenewalSpread::default();
         for (held, next, want) in [
-            (InUse::default(), 1, 1),
+            (CertificateInUse::default(), 1, 1),
             (held(1, 5), 2, 2),
             (held(1, 5), 3, 2),
             (held(1, 6), 4, 4),

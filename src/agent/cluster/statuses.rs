@@ -8,28 +8,31 @@ use serde_json::{Value, json};
 use smol::{channel::Sender, future::FutureExt as _};
 
 use super::{
-    answers::{self, Answer, Seen},
+    answers::{self, ApiPodAnswer, ApiPodSnapshot},
     api_pods::ApiPods,
     membership::Membership,
     writer::ApiWriter,
 };
 use crate::{
     agent::{
-        asker::Asker,
+        asker::AgentHandle,
         clock::Clock,
         complaints::Complaints,
-        core::Event,
-        outcome::{self, Outcome},
+        core::AgentEvent,
+        outcome::{self, PodOutcome},
         pod_store::PodStore,
-        tasks::{Spawner, boxed},
-        views::{ApiAnswer, Configured, PodWrite},
+        tasks::{TaskSpawner, boxed},
+        views::{ApiAnswer, ConfiguredPod, PodWriteKind},
     },
     api::PodUid,
     error::chain,
-    kube::{Api, KubeError, KubeLanes, Patch},
+    kube::{KubeApi, KubeError, KubeLanes, PatchFormat},
     logic::{
-        api_poll::Item,
-        status_writer::{ApiCopy, Failure, Forbidden, Next, Turn, Word, Write},
+        api_poll::PodListItem,
+        status_writer::{
+            ApiPodCopy, ForbiddenWrites, StatusWrite, WriteAnswer, WriteFailure, WriteFollowUp,
+            WriteRightChange,
+        },
     },
     sys::{crash, lane::Lane},
 };
@@ -37,21 +40,21 @@ use crate::{
 /// Sends statuses and deletions.
 pub(super) struct StatusSender {
     pub(super) node: String,
-    pub(super) spawner: Spawner,
+    pub(super) spawner: TaskSpawner,
     pub(super) lanes: KubeLanes,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) member: Rc<Membership>,
-    pub(super) asker: Asker,
+    pub(super) asker: AgentHandle,
     /// Records of pods, where their ends are kept.
     pub(super) store: PodStore,
     pub(super) disk: Lane,
     /// State of a refusal (403) to write statuses.
-    pub(super) forbidden: RefCell<Forbidden>,
+    pub(super) forbidden: RefCell<ForbiddenWrites>,
     /// Takes answers that say more than was known.
-    pub(super) written: Sender<Answer>,
+    pub(super) written: Sender<ApiPodAnswer>,
 }
 
 impl StatusSender {
@@ -78,7 +81,7 @@ impl StatusSender {
     }
 
     /// All that is to be written now.
-    async fn next_writes(&self) -> Vec<Write> {
+    async fn next_writes(&self) -> Vec<StatusWrite> {
         let (now, wall) = (self.clock.now(), self.clock.wall());
         let writer = Rc::clone(&self.writer);
         let writes = self.asker.ask(move |agent| {
@@ -96,14 +99,14 @@ impl StatusSender {
         }
     }
 
-    fn send(self: &Rc<Self>, write: Write) {
+    fn send(self: &Rc<Self>, write: StatusWrite) {
         let this = Rc::clone(self);
-        let (Write::Patch { uid, .. } | Write::Delete { uid }) = &write;
+        let (StatusWrite::Patch { uid, .. } | StatusWrite::Delete { uid }) = &write;
         self.api_pods.write_started(uid);
         let task = async move {
             match write {
-                Write::Patch { uid, body } => this.patch(&uid, body).await,
-                Write::Delete { uid } => this.delete(&uid).await,
+                StatusWrite::Patch { uid, body } => this.patch(&uid, body).await,
+                StatusWrite::Delete { uid } => this.delete(&uid).await,
             }
         };
         self.spawner.spawn(boxed(task));
@@ -130,12 +133,12 @@ impl StatusSender {
             Some((namespace, name)) => {
                 let (own, node) = (uid.clone(), self.node.clone());
                 crash::point("status.due");
-                let job = move |api: &dyn Api| {
+                let job = move |api: &dyn KubeApi| {
                     let body = body.to_string();
-                    let kind = Patch::Strategic;
+                    let kind = PatchFormat::Strategic;
                     let raw = api.patch_pod_status(&namespace, &name, kind, body.as_bytes())?;
                     let shown = is_news.then(|| raw.clone());
-                    let seen = Seen::of(raw, &node).filter(|seen| seen.item.uid == own);
+                    let seen = ApiPodSnapshot::of(raw, &node).filter(|seen| seen.item.uid == own);
                     Ok((seen.map(Box::new), shown))
                 };
                 self.lanes.work(job).await
@@ -159,13 +162,13 @@ impl StatusSender {
                 } else {
                     news = shown;
                 }
-                copy.ok_or(Failure::Failed)
+                copy.ok_or(WriteFailure::Failed)
             }
             Ok(_) => {
                 self.complaints
                     .complain(&format!("uid={uid} the answer to its status is of no use"));
                 self.api_pods.write_ended(uid, None, now);
-                Err(Failure::Failed)
+                Err(WriteFailure::Failed)
             }
             Err(e) => {
                 self.api_pods.write_ended(uid, None, now);
@@ -174,13 +177,13 @@ impl StatusSender {
         };
         let next = self.writer.patched(uid, copied, now);
         self.follow(uid, next);
-        self.tell(uid, PodWrite::Status, word).await;
+        self.tell(uid, PodWriteKind::Status, word).await;
         if let Some(seen) = more {
             // It is gone only when the agent ends.
-            let _ = self.written.send(Answer::Written(seen)).await;
+            let _ = self.written.send(ApiPodAnswer::Written(seen)).await;
         }
         if let Some(shown) = news {
-            self.asker.send(Event::Shown(uid.clone(), shown)).await;
+            self.asker.send(AgentEvent::Shown(uid.clone(), shown)).await;
         }
     }
 
@@ -201,10 +204,10 @@ impl StatusSender {
         let (store, of) = (self.store.clone(), uid.clone());
         let kept = self
             .disk
-            .run(move || outcome::keep(&store, &of, Outcome::ended(status)));
+            .run(move || outcome::keep(&store, &of, PodOutcome::ended(status)));
         match kept.await {
             Ok(false) => {}
-            Ok(true) => self.asker.send(Event::Settled(true)).await,
+            Ok(true) => self.asker.send(AgentEvent::Settled(true)).await,
             Err(e) => {
                 let complaint = format!("uid={uid} cannot keep the outcome: {e}");
                 self.complaints.complain(&complaint);
@@ -217,26 +220,28 @@ impl StatusSender {
     fn tell_rights<T>(&self, answer: &Result<T, KubeError>) {
         let turn = word(answer).and_then(|word| self.forbidden.borrow_mut().heard(word));
         match (turn, answer) {
-            (Some(Turn::Refused), Err(e)) => log::warn!(
+            (Some(WriteRightChange::Refused), Err(e)) => log::warn!(
                 "the apiserver takes no status of a pod from this node: {}. Nobody sees how its pods are. Its certificate must be \
                  of system:node:{} in the group system:nodes, and the apiserver must have --authorization-mode=Node,RBAC",
                 chain(e),
                 self.node
             ),
-            (Some(Turn::TakenAgain), _) => log::info!("the apiserver takes statuses of pods again"),
-            (Some(Turn::Refused) | None, _) => {}
+            (Some(WriteRightChange::TakenAgain), _) => {
+                log::info!("the apiserver takes statuses of pods again")
+            }
+            (Some(WriteRightChange::Refused) | None, _) => {}
         }
     }
 
     /// Returns true if the API shows an end that the pod's worker does not know of (OFF-04). The phase is the agent's
     /// own field, so the poller takes it for an echo.
-    async fn is_ended_by_others(&self, uid: &PodUid, seen: &Seen) -> bool {
+    async fn is_ended_by_others(&self, uid: &PodUid, seen: &ApiPodSnapshot) -> bool {
         let pod = seen.pod.as_ref();
         if !pod.is_ok_and(|pod| pod.pod.status.phase.is_terminal()) {
             return false;
         }
         let uid = uid.clone();
-        let lives = move |c: Configured| !c.has_ended;
+        let lives = move |c: ConfiguredPod| !c.has_ended;
         let look = self
             .asker
             .ask(move |agent| agent.configured(&uid).is_some_and(lives));
@@ -249,9 +254,9 @@ impl StatusSender {
             Some((namespace, name)) => {
                 let (own, node) = (uid.clone(), self.node.clone());
                 crash::point("deletion.due");
-                let job = move |api: &dyn Api| {
+                let job = move |api: &dyn KubeApi| {
                     let left = api.delete_pod(&namespace, &name, &own)?;
-                    Ok(left.map(|raw| Seen::of(raw, &node).map(Box::new)))
+                    Ok(left.map(|raw| ApiPodSnapshot::of(raw, &node).map(Box::new)))
                 };
                 self.lanes.work(job).await
             }
@@ -270,11 +275,11 @@ impl StatusSender {
                 let says_more = self.api_pods.write_ended(uid, Some(seen.sight), now);
                 let copy = copy(&seen);
                 more = says_more.then_some(seen);
-                copy.map(Some).ok_or(Failure::Failed)
+                copy.map(Some).ok_or(WriteFailure::Failed)
             }
             Ok(Some(_)) => {
                 self.api_pods.write_ended(uid, None, now);
-                Err(Failure::Unsure)
+                Err(WriteFailure::Unsure)
             }
             Err(e) => {
                 self.api_pods.write_ended(uid, None, now);
@@ -283,27 +288,27 @@ impl StatusSender {
         };
         let next = self.writer.deleted(uid, copied, now);
         self.follow(uid, next);
-        self.tell(uid, PodWrite::Deletion, word).await;
+        self.tell(uid, PodWriteKind::Deletion, word).await;
         if let Some(seen) = more {
-            let _ = self.written.send(Answer::Written(seen)).await;
+            let _ = self.written.send(ApiPodAnswer::Written(seen)).await;
         }
     }
 
     /// Has the loop take down a word on a write that is another than the one before.
-    async fn tell(&self, uid: &PodUid, what: PodWrite, word: Option<Word>) {
+    async fn tell(&self, uid: &PodUid, what: PodWriteKind, word: Option<WriteAnswer>) {
         if let Some(word) = word {
             let answer = ApiAnswer::Write {
                 pod: uid.clone(),
                 what,
                 word,
             };
-            self.asker.send(Event::Api(answer)).await;
+            self.asker.send(AgentEvent::Api(answer)).await;
         }
     }
 
     /// Wakes the poller and the writer after an answer.
-    fn follow(&self, uid: &PodUid, next: Next) {
-        if next == Next::Reread {
+    fn follow(&self, uid: &PodUid, next: WriteFollowUp) {
+        if next == WriteFollowUp::Reread {
             self.api_pods.reread(uid);
             // A mirror that has ended is in no list that the poller would miss it in.
             if self.writer.is_mirror(uid) {
@@ -322,22 +327,22 @@ fn not_sent() -> KubeError {
 }
 
 /// The apiserver's word on a write, if it was asked.
-fn word<T>(answer: &Result<T, KubeError>) -> Option<Word> {
+fn word<T>(answer: &Result<T, KubeError>) -> Option<WriteAnswer> {
     let failed = answer.as_ref().err();
-    failed.map_or(Some(Word::Done), answers::word)
+    failed.map_or(Some(WriteAnswer::Done), answers::word)
 }
 
-fn copy(seen: &Seen) -> Option<ApiCopy> {
+fn copy(seen: &ApiPodSnapshot) -> Option<ApiPodCopy> {
     let pod = seen.pod.as_ref().ok()?;
     Some(answers::copy_of(&pod.pod))
 }
 
-fn failed(complaints: &Complaints, uid: &PodUid, what: &str, e: &KubeError) -> Failure {
+fn failed(complaints: &Complaints, uid: &PodUid, what: &str, e: &KubeError) -> WriteFailure {
     let failure = answers::write_failure(e);
     match failure {
         // Gone, or another's by now: nothing to tell anybody.
-        Failure::Unsure => log::debug!("uid={uid} {what}: {}", chain(e)),
-        Failure::Refused | Failure::Busy { .. } | Failure::Failed => {
+        WriteFailure::Unsure => log::debug!("uid={uid} {what}: {}", chain(e)),
+        WriteFailure::Refused | WriteFailure::Busy { .. } | WriteFailure::Failed => {
             complaints.complain(&format!("uid={uid} {what}: {}", chain(e)));
         }
     }
@@ -348,7 +353,7 @@ fn failed(complaints: &Complaints, uid: &PodUid, what: &str, e: &KubeError) -> F
 pub(super) async fn refuse(
     lanes: KubeLanes,
     complaints: Rc<Complaints>,
-    item: Item,
+    item: PodListItem,
     reason: &'static str,
     message: String,
 ) {
@@ -367,12 +372,12 @@ pub(super) async fn refuse(
         },
     });
     let uid = item.uid.clone();
-    let job = move |api: &dyn Api| {
+    let job = move |api: &dyn KubeApi| {
         let body = body.to_string();
-        let Item {
+        let PodListItem {
             namespace, name, ..
         } = &item;
-        api.patch_pod_status(namespace, name, Patch::Strategic, body.as_bytes())?;
+        api.patch_pod_status(namespace, name, PatchFormat::Strategic, body.as_bytes())?;
         if item.deleting {
             api.delete_pod(namespace, name, &item.uid)?;
         }

@@ -9,26 +9,27 @@ use serde_json::Value;
 use smol::LocalExecutor;
 
 use super::{
-    certificates::{Certificates, ClientCertificate, Kept},
-    link::{Link, Skew},
-    serving::ServingCertificate,
-    signing::{K3s, Signer},
+    certificates::{ClientCertificateKeeper, ClientCertificateState, RenewedCertificate},
+    link::{ApiserverLink, ServerClockSkew},
+    serving::ServingCertificateKeeper,
+    signing::{CertificateSigner, K3sSigner},
 };
 use crate::{
     agent::{
-        asker::Asker,
+        asker::AgentHandle,
         complaints::Complaints,
-        node::Node,
+        node::LocalNode,
         tests::world::{Hands, Template, TestClock},
     },
-    api::{self, Wall, node::NodeAddress},
+    api::{self, WallTime, node::NodeAddress},
     image::testing::Scratch,
     kube::{
-        Cluster, HttpApi, KubeLanes, Kubeconfig, Rates, Threads, Timeouts,
+        ClientTimeouts, HttpApi, KubeLanes, Kubeconfig, RequestRates, SharedApiserver,
+        ThreadTransport,
         bootstrap::node_subject,
-        csr::{self, Subject},
-        join::k3s::Purpose,
-        store::Store,
+        csr::{self, CertificateSubject},
+        join::k3s::CertificatePurpose,
+        store::CertificateStore,
         testing::{Authority, NOW, Server, Validity, ok, say},
     },
     net::{ProxyVariables, Url, tls},
@@ -50,7 +51,7 @@ const FRESH: Validity = (-60, YEAR_S);
 /// A machine, and an apiserver that signs whatever it is asked to.
 struct World {
     hands: Rc<Hands>,
-    skew: Arc<Skew>,
+    skew: Arc<ServerClockSkew>,
     ca: Arc<Authority>,
     server: Server,
     scratch: Scratch,
@@ -88,26 +89,30 @@ impl World {
         }
     }
 
-    fn cluster(&self) -> Arc<Cluster> {
+    fn cluster(&self) -> Arc<SharedApiserver> {
         let text = format!(
             "clusters: [{{name: c, cluster: {{server: '{}'}}}}]\n\
              contexts: [{{name: x, context: {{cluster: c}}}}]\ncurrent-context: x\n",
             self.server.url()
         );
         let config = Kubeconfig::parse("k".as_ref(), text.as_bytes(), &[]).expect("kubeconfig");
-        Arc::new(Cluster::new(config, ProxyVariables::default(), None))
+        Arc::new(SharedApiserver::new(
+            config,
+            ProxyVariables::default(),
+            None,
+        ))
     }
 
-    fn signer(&self) -> Signer {
-        let rates = Rates {
+    fn signer(&self) -> CertificateSigner {
+        let rates = RequestRates {
             main: (0, 0),
             events: (0, 0),
         };
-        let api = HttpApi::new(&self.cluster(), Timeouts::default(), rates, None);
+        let api = HttpApi::new(&self.cluster(), ClientTimeouts::default(), rates, None);
         let clock = Rc::new(TestClock(Rc::clone(&self.hands)));
         let lanes = [Lane::inline(), Lane::inline()];
-        Signer {
-            lanes: KubeLanes::by(Arc::new(api), lanes, Rc::new(Threads)),
+        CertificateSigner {
+            lanes: KubeLanes::by(Arc::new(api), lanes, Rc::new(ThreadTransport)),
             complaints: Rc::new(Complaints::new(Rc::clone(&clock) as _)),
             clock,
             disk: Lane::inline(),
@@ -117,13 +122,13 @@ impl World {
     }
 
     /// The certificate of the node's server is kept from now on; one with this life is in use.
-    fn serve(&self, held: Validity) -> Store {
-        let subject = Subject {
+    fn serve(&self, held: Validity) -> CertificateStore {
+        let subject = CertificateSubject {
             ips: vec![ADDRESS],
             ..node_subject(NODE)
         };
-        let store = self.kept(Store::server(&self.scratch.0), &subject, held);
-        let task = ServingCertificate {
+        let store = self.kept(CertificateStore::server(&self.scratch.0), &subject, held);
+        let task = ServingCertificateKeeper {
             node: NODE.into(),
             store: store.clone(),
             signer: self.signer(),
@@ -135,7 +140,7 @@ impl World {
     }
 
     /// The node, with its address.
-    fn node(&self) -> Rc<Node> {
+    fn node(&self) -> Rc<LocalNode> {
         let template = Template::new(&self.scratch.join(""), &[]);
         let given = template.given(Rc::new(Fake::new()), Rc::clone(&self.hands), None);
         let mut object = api::Node::default();
@@ -148,27 +153,36 @@ impl World {
     }
 
     /// The node's own certificate is kept from now on; one with this life is in use.
-    fn join(&self, held: Validity) -> Rc<Certificates> {
-        let store = self.kept(Store::client(&self.scratch.0), &node_subject(NODE), held);
-        let state = Rc::<Certificates>::default();
-        let task = ClientCertificate {
+    fn join(&self, held: Validity) -> Rc<ClientCertificateState> {
+        let store = self.kept(
+            CertificateStore::client(&self.scratch.0),
+            &node_subject(NODE),
+            held,
+        );
+        let state = Rc::<ClientCertificateState>::default();
+        let task = ClientCertificateKeeper {
             node: NODE.into(),
-            kept: Kept {
+            kept: RenewedCertificate {
                 store,
                 cluster: self.cluster(),
                 bootstrap: None,
             },
             state: Rc::clone(&state),
             signer: self.signer(),
-            link: Rc::new(Link::new(Arc::clone(&self.skew))),
+            link: Rc::new(ApiserverLink::new(Arc::clone(&self.skew))),
             member: Rc::default(),
-            asker: Asker::new(smol::channel::unbounded().0),
+            asker: AgentHandle::new(smol::channel::unbounded().0),
         };
         self.executor.spawn(task.run()).detach();
         state
     }
 
-    fn kept(&self, store: Store, subject: &Subject, holds: Validity) -> Store {
+    fn kept(
+        &self,
+        store: CertificateStore,
+        subject: &CertificateSubject,
+        holds: Validity,
+    ) -> CertificateStore {
         let made = csr::request(subject).expect("request");
         let chain = self.ca.sign_request(&made.request, holds);
         store.store(&chain, &made.key, clock::wall()).expect("kept");
@@ -176,12 +190,12 @@ impl World {
     }
 
     /// The clock of this machine is set.
-    fn set_clock(&self, to: Wall) {
+    fn set_clock(&self, to: WallTime) {
         self.hands.jump(to.secs() - self.hands.wall().secs());
     }
 
     /// The apiserver answers, with that date.
-    fn hear(&self, theirs: Wall) {
+    fn hear(&self, theirs: WallTime) {
         self.skew.heard(theirs, self.hands.now());
     }
 
@@ -205,11 +219,11 @@ impl World {
 }
 
 /// In so many years from now, in truth.
-fn in_years(years: i64) -> Wall {
-    Wall::from_secs(clock::wall().secs() + years * YEAR_S)
+fn in_years(years: i64) -> WallTime {
+    WallTime::from_secs(clock::wall().secs() + years * YEAR_S)
 }
 
-fn chain(store: &Store) -> Vec<u8> {
+fn chain(store: &CertificateStore) -> Vec<u8> {
     store.current().expect("read").expect("a pair").chain
 }
 
@@ -217,10 +231,10 @@ fn chain(store: &Store) -> Vec<u8> {
 fn a_serving_certificate_is_renewed_by_the_servers_time() {
     // TIME-03 BOOT-11
     for (name, ours, held, want) in [
-        ("in 1970", Wall::from_secs(5), OLD, 1),
+        ("in 1970", WallTime::from_secs(5), OLD, 1),
         ("far ahead, and it is old", in_years(50), OLD, 1),
         ("far ahead", in_years(50), FRESH, 0),
-        ("in 1970, and it is fresh", Wall::from_secs(5), FRESH, 0),
+        ("in 1970, and it is fresh", WallTime::from_secs(5), FRESH, 0),
     ] {
         let world = World::new(FRESH);
         world.set_clock(ours);
@@ -259,13 +273,13 @@ fn a_signer_of_useless_certificates_is_not_asked_without_end() {
 fn a_clock_that_is_set_while_nobody_answers_ends_no_certificate() {
     // TIME-03 TIME-04
     let world = World::new(FRESH);
-    world.set_clock(Wall::from_secs(5));
+    world.set_clock(WallTime::from_secs(5));
     world.hear(in_years(0));
     let state = world.join(FRESH);
     world.advance(HOUR);
     assert_eq!(state.trouble(), None);
     // The clock is set right, then far ahead, then back.
-    for now in [in_years(0), in_years(50), Wall::from_secs(5)] {
+    for now in [in_years(0), in_years(50), WallTime::from_secs(5)] {
         world.set_clock(now);
         world.advance(HOUR);
         assert_eq!(state.trouble(), None, "{now}");
@@ -294,8 +308,8 @@ fn the_supervisor_of_k3s_is_shown_what_was_renewed() {
     );
     std::fs::write(&kubeconfig, text).expect("kubeconfig");
     std::fs::write(&password_file, "secret").expect("password");
-    let store = Store::client(&scratch.0);
-    let k3s = |kubeconfig: PathBuf, kept: Option<Store>| K3s {
+    let store = CertificateStore::client(&scratch.0);
+    let k3s = |kubeconfig: PathBuf, kept: Option<CertificateStore>| K3sSigner {
         node: NODE.into(),
         kubeconfig,
         kept,
@@ -303,8 +317,8 @@ fn the_supervisor_of_k3s_is_shown_what_was_renewed() {
         password_file: password_file.clone(),
         proxies: ProxyVariables::default(),
     };
-    let shown = |kept: Option<Store>| {
-        let failed = k3s(kubeconfig.clone(), kept).certify(Purpose::Serving, Vec::new());
+    let shown = |kept: Option<CertificateStore>| {
+        let failed = k3s(kubeconfig.clone(), kept).certify(CertificatePurpose::Serving, Vec::new());
         assert!(failed.is_err_and(|failed| failed.answers));
         let seen = server.seen().pop().expect("a request");
         seen.peer.expect("a certificate")

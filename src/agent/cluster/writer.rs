@@ -3,17 +3,19 @@
 use core::cell::{Cell, RefCell};
 
 use crate::{
-    agent::{core::Agent, wake::Wake},
-    api::{Mono, ObjectMeta, PodUid, Wall, pod::CONFIG_HASH},
+    agent::{core::Agent, wake::WakeFlag},
+    api::{MonoTime, ObjectMeta, PodUid, WallTime, pod::CONFIG_HASH},
     logic::{
-        mirror::{self, Action, FullName, Mirror, Mirrors},
-        status_writer::{ApiCopy, Failure, Next, StatusWriter, Word, Write},
+        mirror::{self, MirrorAction, MirrorPod, MirrorPods, PodFullName},
+        status_writer::{
+            ApiPodCopy, StatusWrite, StatusWriter, WriteAnswer, WriteFailure, WriteFollowUp,
+        },
     },
 };
 
 /// A change of the agent's pods that the API may have to be told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::agent) enum News {
+pub(in crate::agent) enum PodNews {
     /// A status was stored that says something new.
     Status,
     /// The set of pods that may run has changed, or an end has moved on.
@@ -36,14 +38,14 @@ pub(in crate::agent) enum News {
 /// ```
 ///
 /// Holds what the API last showed of each pod, and what was told. The truth is asked of the pods each time. As many
-/// entries as the API has pods of this node, and [`Mirrors`].
+/// entries as the API has pods of this node, and [`MirrorPods`].
 pub(in crate::agent) struct ApiWriter {
     statuses: RefCell<StatusWriter>,
-    mirrors: RefCell<Mirrors>,
+    mirrors: RefCell<MirrorPods>,
     /// Wakes the sender of statuses.
-    statuses_due: Wake,
+    statuses_due: WakeFlag,
     /// Mirrors may not be as they should.
-    mirrors_due: Wake,
+    mirrors_due: WakeFlag,
     /// Set once the loop knows what an agent before this one has recorded.
     is_restored: Cell<bool>,
     /// All of the API's pods were read once. What is on disk may be older than what was told: a power cut takes the newest.
@@ -55,9 +57,9 @@ pub(in crate::agent) struct ApiWriter {
 /// A task for the keeper of mirrors.
 pub(super) enum MirrorWork {
     /// The static pod of that uid has none.
-    Create(PodUid, FullName),
+    Create(PodUid, PodFullName),
     /// Delete the mirror with that UID: it stands for no static pod, or for an older one.
-    Delete(FullName, PodUid),
+    Delete(PodFullName, PodUid),
 }
 
 impl ApiWriter {
@@ -66,8 +68,8 @@ impl ApiWriter {
         Self {
             statuses: RefCell::new(StatusWriter::new(seed)),
             mirrors: RefCell::default(),
-            statuses_due: Wake::default(),
-            mirrors_due: Wake::default(),
+            statuses_due: WakeFlag::default(),
+            mirrors_due: WakeFlag::default(),
             is_restored: Cell::new(false),
             is_listed: Cell::new(false),
             is_silent: Cell::new(false),
@@ -75,18 +77,18 @@ impl ApiWriter {
     }
 
     /// Takes news of the agent's pods.
-    pub(in crate::agent) fn on(&self, news: News) {
+    pub(in crate::agent) fn on(&self, news: PodNews) {
         match news {
-            News::Status | News::Pods => {
+            PodNews::Status | PodNews::Pods => {
                 self.statuses.borrow_mut().on_change();
                 self.statuses_due.wake();
             }
-            News::Redated => {
+            PodNews::Redated => {
                 self.statuses.borrow_mut().on_redated();
                 self.statuses_due.wake();
             }
-            News::StaticPods => self.mirrors_due.wake(),
-            News::EndOfAll => self.is_silent.set(true),
+            PodNews::StaticPods => self.mirrors_due.wake(),
+            PodNews::EndOfAll => self.is_silent.set(true),
         }
     }
 
@@ -107,8 +109,8 @@ impl ApiWriter {
     pub(super) fn api_shows(
         &self,
         uid: &PodUid,
-        copy: ApiCopy,
-        mirror: Option<(FullName, Mirror)>,
+        copy: ApiPodCopy,
+        mirror: Option<(PodFullName, MirrorPod)>,
     ) -> bool {
         self.statuses.borrow_mut().on_api_copy(uid, copy);
         self.statuses_due.wake();
@@ -135,7 +137,12 @@ impl ApiWriter {
     }
 
     /// Chooses the next write by the present state of the agent's pods.
-    pub(super) fn next_write(&self, agent: &Agent, now: Mono, wall: Wall) -> Option<Write> {
+    pub(super) fn next_write(
+        &self,
+        agent: &Agent,
+        now: MonoTime,
+        wall: WallTime,
+    ) -> Option<StatusWrite> {
         if !self.may_write() {
             return None;
         }
@@ -145,11 +152,11 @@ impl ApiWriter {
     }
 
     /// Instant of the next possible write, if nothing happens until then.
-    pub(super) fn next_timeout(&self, now: Mono) -> Mono {
+    pub(super) fn next_timeout(&self, now: MonoTime) -> MonoTime {
         if self.may_write() {
             self.statuses.borrow().next_timeout(now)
         } else {
-            Mono(u64::MAX)
+            MonoTime(u64::MAX)
         }
     }
 
@@ -169,7 +176,7 @@ impl ApiWriter {
     }
 
     /// A write was answered with that word. Returns whether it is another than on the write before.
-    pub(super) fn is_new_word(&self, uid: &PodUid, word: Word) -> bool {
+    pub(super) fn is_new_word(&self, uid: &PodUid, word: WriteAnswer) -> bool {
         self.statuses.borrow_mut().on_word(uid, word)
     }
 
@@ -177,9 +184,9 @@ impl ApiWriter {
     pub(super) fn patched(
         &self,
         uid: &PodUid,
-        answer: Result<ApiCopy, Failure>,
-        now: Mono,
-    ) -> Next {
+        answer: Result<ApiPodCopy, WriteFailure>,
+        now: MonoTime,
+    ) -> WriteFollowUp {
         self.statuses.borrow_mut().on_patched(uid, answer, now)
     }
 
@@ -187,9 +194,9 @@ impl ApiWriter {
     pub(super) fn deleted(
         &self,
         uid: &PodUid,
-        answer: Result<Option<ApiCopy>, Failure>,
-        now: Mono,
-    ) -> Next {
+        answer: Result<Option<ApiPodCopy>, WriteFailure>,
+        now: MonoTime,
+    ) -> WriteFollowUp {
         self.statuses.borrow_mut().on_deleted(uid, answer, now)
     }
 
@@ -204,7 +211,7 @@ impl ApiWriter {
     }
 
     /// Name of the static pod that a mirror stands for; `None`: the uid is no mirror's.
-    pub(super) fn mirror_name(&self, uid: &PodUid) -> Option<FullName> {
+    pub(super) fn mirror_name(&self, uid: &PodUid) -> Option<PodFullName> {
         self.mirrors.borrow().name_of(uid).cloned()
     }
 
@@ -224,10 +231,10 @@ impl ApiWriter {
     }
 
     /// The first mirror that is not as it should be and may be tried now. If there is none: when another may.
-    pub(super) fn next_mirror(&self, agent: &Agent, now: Mono) -> Result<MirrorWork, Mono> {
-        let mut next = Mono(u64::MAX);
+    pub(super) fn next_mirror(&self, agent: &Agent, now: MonoTime) -> Result<MirrorWork, MonoTime> {
+        let mut next = MonoTime(u64::MAX);
         let mirrors = self.mirrors.borrow();
-        let mut may_try = |name: &FullName| {
+        let mut may_try = |name: &PodFullName| {
             let at = mirrors.tries_at(name);
             if at > now {
                 next = at.min(next);
@@ -237,18 +244,18 @@ impl ApiWriter {
         for pod in agent.static_pods() {
             let found = mirrors.get(pod.name);
             let wanted = match mirror::reconcile(&metadata(pod.name, pod.hash), found) {
-                Action::Nothing => continue,
+                MirrorAction::Nothing => continue,
                 // Also that of a pod which has ended: it shows what another was.
-                Action::Delete(mirror) => MirrorWork::Delete(pod.name.clone(), mirror),
-                Action::Create if pod.ends => continue,
-                Action::Create => MirrorWork::Create(pod.uid.clone(), pod.name.clone()),
+                MirrorAction::Delete(mirror) => MirrorWork::Delete(pod.name.clone(), mirror),
+                MirrorAction::Create if pod.ends => continue,
+                MirrorAction::Create => MirrorWork::Create(pod.uid.clone(), pod.name.clone()),
             };
             if may_try(pod.name) {
                 return Ok(wanted);
             }
         }
         if agent.sources_ready() {
-            let is_static = |name: &FullName| agent.static_pods().any(|pod| pod.name == name);
+            let is_static = |name: &PodFullName| agent.static_pods().any(|pod| pod.name == name);
             let orphans = mirrors.orphans(is_static, |name| agent.is_static_ending(name));
             let mut orphans = orphans.into_iter();
             if let Some((name, uid)) = orphans.find(|(name, _)| may_try(name)) {
@@ -260,7 +267,7 @@ impl ApiWriter {
     }
 
     /// Notes the result of a task for a mirror.
-    pub(super) fn mirror_done(&self, name: &FullName, went_well: bool, now: Mono) {
+    pub(super) fn mirror_done(&self, name: &PodFullName, went_well: bool, now: MonoTime) {
         let mut mirrors = self.mirrors.borrow_mut();
         if went_well {
             mirrors.succeeded(name);
@@ -271,7 +278,7 @@ impl ApiWriter {
 }
 
 /// The metadata of a static pod, as far as mirrors go.
-fn metadata(name: &FullName, hash: &str) -> ObjectMeta {
+fn metadata(name: &PodFullName, hash: &str) -> ObjectMeta {
     let hash = (!hash.is_empty()).then(|| (CONFIG_HASH.into(), hash.to_owned()));
     ObjectMeta {
         name: name.name.clone(),

@@ -3,24 +3,24 @@
 use alloc::{collections::BTreeMap, rc::Rc};
 
 use crate::{
-    agent::executor::Cancel,
-    logic::pod_table::{Handle, PodTable},
+    agent::executor::CallCancel,
+    logic::pod_table::{PodHandle, PodTable},
 };
 
 /// Flags of the calls that run, at most one a slot.
 #[derive(Default)]
-pub(super) struct Calls(BTreeMap<Handle, Rc<Cancel>>);
+pub(super) struct RunningCalls(BTreeMap<PodHandle, Rc<CallCancel>>);
 
-impl Calls {
+impl RunningCalls {
     /// A call begins.
-    pub(super) fn begin(&mut self, handle: Handle) -> Rc<Cancel> {
-        let cancel = Rc::new(Cancel::default());
+    pub(super) fn begin(&mut self, handle: PodHandle) -> Rc<CallCancel> {
+        let cancel = Rc::new(CallCancel::default());
         self.0.insert(handle, Rc::clone(&cancel));
         cancel
     }
 
     /// Forgets a call that has ended.
-    pub(super) fn end(&mut self, handle: Handle) {
+    pub(super) fn end(&mut self, handle: PodHandle) {
         self.0.remove(&handle);
     }
 

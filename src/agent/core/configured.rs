@@ -2,20 +2,21 @@
 
 use alloc::rc::Rc;
 
-use super::{Agent, ConfigOp, Effect, Purpose};
+use super::{Agent, AgentEffect, ConfigOp, LoadPurpose};
 use crate::{
     agent::{
-        pod_store::StoreError, pods::ConfigPod, probes::Probed, recorder::Severity, ring::Heard,
+        pod_store::PodStoreError, pods::PodConfigFacts, probes::UnshownProbeResult,
+        recorder::EventSeverity, ring::RecordedEvent,
     },
-    api::{Mono, Pod, PodStatus, PodUid, order::Order as _},
+    api::{MonoTime, Pod, PodStatus, PodUid, order::OrderExt as _},
     error::chain,
     logic::{
-        admission::{self, Rejection, Verdict},
+        admission::{self, AdmissionVerdict, Rejection},
         conditions,
-        dispatch::{self, Addition, ProbeWrite, Reconciliation, Removal},
-        mux::Source,
-        pod_table::TableFull,
-        pod_worker::{KillOptions, PodFacts, Update, UpdateKind},
+        dispatch::{self, AdditionOrder, ProbeWrite, ReconcileOrder, RemovalOrder},
+        mux::PodSource,
+        pod_table::PodTableFull,
+        pod_worker::{KillOptions, PodFacts, PodUpdate, UpdateKind},
         probe::ProbeResult,
         shutdown,
         status_update::ProbeChange,
@@ -27,9 +28,9 @@ const IMAGE_REASONS: [&str; 3] = ["ErrImagePull", "ImagePullBackOff", "ErrImageN
 
 impl Agent {
     /// Acts upon what a source has, whose pods are on disk.
-    pub(super) fn on_config(&mut self, source: Source, ops: Vec<ConfigOp>, now: Mono) {
+    pub(super) fn on_config(&mut self, source: PodSource, ops: Vec<ConfigOp>, now: MonoTime) {
         self.note_config(source, &ops, now);
-        self.rounds.search_due = Mono(0);
+        self.rounds.search_due = MonoTime(0);
         for mut op in ops {
             for pod in op.recorded_mut() {
                 self.pods.arrived(&pod.metadata.uid);
@@ -37,12 +38,12 @@ impl Agent {
             match op {
                 ConfigOp::Remove(uids) => {
                     uids.iter().for_each(|uid| self.remove(source, uid, now));
-                    self.effects.push_back(Effect::ForgetOutcomes(uids));
+                    self.effects.push_back(AgentEffect::ForgetOutcomes(uids));
                 }
                 ConfigOp::Add(pods) => {
                     for pod in pods {
                         let uid = &pod.metadata.uid;
-                        self.pods.configure(uid, ConfigPod::of(source, &pod));
+                        self.pods.configure(uid, PodConfigFacts::of(source, &pod));
                         self.sources.early.push(pod);
                     }
                     self.take_in_early(now);
@@ -71,12 +72,12 @@ impl Agent {
     }
 
     /// `pod`, unless it waits to be taken in: then this is what waits from now on.
-    fn not_early(&mut self, source: Source, pod: Pod) -> Option<Pod> {
+    fn not_early(&mut self, source: PodSource, pod: Pod) -> Option<Pod> {
         let uid = &pod.metadata.uid;
         let mut early = self.sources.early.iter_mut();
         match early.find(|early| early.metadata.uid == *uid) {
             Some(early) => {
-                self.pods.configure(uid, ConfigPod::of(source, &pod));
+                self.pods.configure(uid, PodConfigFacts::of(source, &pod));
                 *early = pod;
                 None
             }
@@ -86,7 +87,7 @@ impl Agent {
 
     /// Takes new pods in, once the runtime was listed: what runs was admitted before, and nobody who was refused then takes its
     /// place over a restart.
-    pub(super) fn take_in_early(&mut self, now: Mono) {
+    pub(super) fn take_in_early(&mut self, now: MonoTime) {
         if !self.view.was_listed() {
             return;
         }
@@ -102,22 +103,22 @@ impl Agent {
         }
     }
 
-    fn add(&mut self, pod: Pod, now: Mono) {
+    fn add(&mut self, pod: Pod, now: MonoTime) {
         let uid = &pod.metadata.uid;
         let ends = self.pods.is_to_end(uid);
         let what = dispatch::on_addition(ends, pod.status.phase.is_terminal());
-        if what == Addition::Admit && !self.admit(&pod, now) {
+        if what == AdditionOrder::Admit && !self.admit(&pod, now) {
             return;
         }
         self.create(&pod, now);
     }
 
-    fn create(&mut self, pod: &Pod, now: Mono) {
+    fn create(&mut self, pod: &Pod, now: MonoTime) {
         if self.stop.when_idle {
             return;
         }
         let idle = self.view.is_idle(&pod.metadata.uid);
-        let update = Update::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
+        let update = PodUpdate::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
         if idle {
             self.pods.note_created(&pod.metadata.uid, now);
         }
@@ -127,9 +128,9 @@ impl Agent {
         }
     }
 
-    fn update(&mut self, source: Source, pod: &Pod, now: Mono) {
+    fn update(&mut self, source: PodSource, pod: &Pod, now: MonoTime) {
         self.pods
-            .configure(&pod.metadata.uid, ConfigPod::of(source, pod));
+            .configure(&pod.metadata.uid, PodConfigFacts::of(source, pod));
         if self.stop.when_idle {
             return;
         }
@@ -149,7 +150,7 @@ impl Agent {
             self.resources.forget_waiting(&pod.metadata.uid);
         }
         let idle = self.view.is_idle(&pod.metadata.uid);
-        let update = Update::of(UpdateKind::Update, PodFacts::of(pod)).with_runtime_idle(idle);
+        let update = PodUpdate::of(UpdateKind::Update, PodFacts::of(pod)).with_runtime_idle(idle);
         let taken = self.pods.update(update, now);
         if let Err(e) = taken {
             self.tell_full(pod, e);
@@ -157,9 +158,9 @@ impl Agent {
     }
 
     /// Only what the API shows of the pod has changed. Others may have ended it (OFF-04), or opened a gate (STAT-45).
-    fn reconcile(&mut self, source: Source, pod: &Pod, now: Mono) {
+    fn reconcile(&mut self, source: PodSource, pod: &Pod, now: MonoTime) {
         let uid = &pod.metadata.uid;
-        let known = ConfigPod::of(source, pod);
+        let known = PodConfigFacts::of(source, pod);
         let ended = known.api_phase_terminal;
         self.pods.configure(uid, known);
         let told = |status: &PodStatus| {
@@ -168,20 +169,20 @@ impl Agent {
         };
         let (told, gates_changed) = self.pods.status(uid).map(told).unwrap_or_default();
         match dispatch::on_reconcile(ended, told, gates_changed) {
-            Reconciliation::Update => self.update(source, pod, now),
-            Reconciliation::Sync => self.pods.resync(uid, now),
-            Reconciliation::Nothing => {}
+            ReconcileOrder::Update => self.update(source, pod, now),
+            ReconcileOrder::Sync => self.pods.resync(uid, now),
+            ReconcileOrder::Nothing => {}
         }
     }
 
-    fn remove(&mut self, source: Source, uid: &PodUid, now: Mono) {
+    fn remove(&mut self, source: PodSource, uid: &PodUid, now: MonoTime) {
         let config = self.pods.unconfigure(uid);
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
         self.resources.forget_waiting(uid);
         self.forget_held_back(uid);
         match dispatch::on_removal(self.sources.is_ready(source)) {
-            Removal::Kill => self.kill(uid, config, None, now),
-            Removal::LeaveToHousekeeping => {
+            RemovalOrder::Kill => self.kill(uid, config, None, now),
+            RemovalOrder::LeaveToHousekeeping => {
                 log::debug!("uid={uid} removed before its source was ready")
             }
         }
@@ -191,9 +192,9 @@ impl Agent {
     pub(super) fn kill(
         &mut self,
         uid: &PodUid,
-        config: Option<ConfigPod>,
+        config: Option<PodConfigFacts>,
         kill: Option<KillOptions>,
-        now: Mono,
+        now: MonoTime,
     ) {
         // It has a worker from now on, which must not be told that the pod begins.
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
@@ -202,8 +203,8 @@ impl Agent {
             Some(config) => {
                 let facts = config.facts(uid);
                 let update = match kill {
-                    Some(options) => Update::kill(facts, options),
-                    None => Update::of(UpdateKind::Kill, facts),
+                    Some(options) => PodUpdate::kill(facts, options),
+                    None => PodUpdate::of(UpdateKind::Kill, facts),
                 };
                 // An agent before this one may have started it.
                 let idle = self.view.is_idle(uid);
@@ -213,7 +214,7 @@ impl Agent {
                 let Some((namespace, name)) = self.name_of(uid) else {
                     return;
                 };
-                let update = Update::runtime_only(uid, &name, &namespace);
+                let update = PodUpdate::runtime_only(uid, &name, &namespace);
                 self.pods.update(update, now)
             }
         };
@@ -224,19 +225,19 @@ impl Agent {
     }
 
     /// Ends a pod that a source still has, and starts it anew after that: as if its manifest had gone and come back.
-    pub(super) fn on_restart(&mut self, uid: &PodUid, now: Mono) {
+    pub(super) fn on_restart(&mut self, uid: &PodUid, now: MonoTime) {
         let Some(config) = self.pods.config(uid).cloned() else {
             return;
         };
         self.kill(uid, Some(config.clone()), None, now);
-        let again = Update::of(UpdateKind::Create, config.facts(uid));
+        let again = PodUpdate::of(UpdateKind::Create, config.facts(uid));
         if let Err(e) = self.pods.update(again, now) {
             log::warn!("uid={uid} cannot be started anew: {e}");
         }
     }
 
     /// A probe's word is shown at once, and acted upon (LOOP-18).
-    pub(super) fn on_probed(&mut self, probed: &Probed, now: Mono) {
+    pub(super) fn on_probed(&mut self, probed: &UnshownProbeResult, now: MonoTime) {
         let uid = &probed.uid;
         let is_config = self.pods.is_configured(uid);
         let success = probed.result == ProbeResult::Success;
@@ -247,8 +248,9 @@ impl Agent {
                     ProbeWrite::Ready(ready) => ProbeChange::Ready(ready),
                     ProbeWrite::Started(started) => ProbeChange::Started(started),
                 };
-                let purpose = Purpose::Show(probed.container_id.clone(), change);
-                self.effects.push_back(Effect::Load(uid.clone(), purpose));
+                let purpose = LoadPurpose::Show(probed.container_id.clone(), change);
+                self.effects
+                    .push_back(AgentEffect::Load(uid.clone(), purpose));
             }
             None if sync => self.pods.resync(uid, now),
             None => {}
@@ -259,9 +261,9 @@ impl Agent {
     pub(super) fn on_loaded(
         &mut self,
         uid: &PodUid,
-        purpose: Purpose,
-        pod: Result<Rc<Pod>, StoreError>,
-        now: Mono,
+        purpose: LoadPurpose,
+        pod: Result<Rc<Pod>, PodStoreError>,
+        now: MonoTime,
     ) {
         let pod = pod
             .inspect_err(|e| {
@@ -271,7 +273,7 @@ impl Agent {
             })
             .ok();
         match (purpose, pod) {
-            (Purpose::Create, Some(pod)) => {
+            (LoadPurpose::Create, Some(pod)) => {
                 let is_wanted = self.pods.is_configured(uid) && !self.pods.has_worker(uid);
                 // While it ended, or because it was refused, another pod may have got what it asks for.
                 if is_wanted && !self.stop.when_idle && self.admit(&pod, now) {
@@ -279,26 +281,26 @@ impl Agent {
                 }
             }
             // Housekeeping finds it again.
-            (Purpose::Create, None) => {}
-            (Purpose::Show(container_id, change), pod) => {
+            (LoadPurpose::Create, None) => {}
+            (LoadPurpose::Show(container_id, change), pod) => {
                 if let Some(pod) = pod {
                     self.statuses().probed(&pod, &container_id, change);
                 }
                 self.pods.resync(uid, now);
             }
-            (Purpose::Image, pod) => {
+            (LoadPurpose::Image, pod) => {
                 if let Some(pod) = pod {
                     self.owners.images.forget_delays(&pod);
                 }
                 self.pods.resync(uid, now);
             }
-            (Purpose::Evict, pod) => self.on_chosen(uid, pod, now),
+            (LoadPurpose::Evict, pod) => self.on_chosen(uid, pod, now),
         }
     }
 
     /// Pods that use ConfigMaps or Secrets of the manifest directory are synced.
-    pub(super) fn on_objects(&mut self, now: Mono) {
-        self.ring.heard(now, Heard::Objects);
+    pub(super) fn on_objects(&mut self, now: MonoTime) {
+        self.ring.heard(now, RecordedEvent::Objects);
         for uid in self.pods.configured_that(|p| p.uses_objects) {
             self.pods.resync(&uid, now);
         }
@@ -315,7 +317,7 @@ impl Agent {
                 .any(|w| IMAGE_REASONS.contains(&w.reason.as_str()))
         };
         let waiting = self.pods.with_status_that(waits).into_iter();
-        let load = |uid| Effect::Load(uid, Purpose::Image);
+        let load = |uid| AgentEffect::Load(uid, LoadPurpose::Image);
         self.effects.extend(waiting.map(load));
     }
 
@@ -328,7 +330,7 @@ impl Agent {
             // What ended must not speak for what begins.
             self.pods.forget_status(uid);
         }
-        let load = Effect::Load(uid.clone(), Purpose::Create);
+        let load = AgentEffect::Load(uid.clone(), LoadPurpose::Create);
         self.effects.push_back(load);
     }
 
@@ -341,7 +343,7 @@ impl Agent {
     }
 
     /// Asks admission and tells a refusal. Returns whether the pod may run now.
-    fn admit(&mut self, pod: &Pod, now: Mono) -> bool {
+    fn admit(&mut self, pod: &Pod, now: MonoTime) -> bool {
         let uid = &pod.metadata.uid;
         if pod.metadata.deletion_timestamp.is_some() {
             // It ends. Were it refused, nobody would ever say that nothing of it is left.
@@ -360,13 +362,15 @@ impl Agent {
         let verdict = node.with_admission(|node| match &gone {
             // Nobody is made to go twice.
             Some(_) => admission::admit(pod, node, &active)
-                .map_or_else(Verdict::Refuse, |()| Verdict::Admit),
+                .map_or_else(AdmissionVerdict::Refuse, |()| AdmissionVerdict::Admit),
             None => admission::judge(pod, node, &active),
         });
         let verdict = match verdict {
-            Verdict::Admit | Verdict::Preempt { .. } if self.stop.shutdown.is_under_way() => {
+            AdmissionVerdict::Admit | AdmissionVerdict::Preempt { .. }
+                if self.stop.shutdown.is_under_way() =>
+            {
                 let (reason, message) = shutdown::REFUSED;
-                Verdict::Refuse(Rejection {
+                AdmissionVerdict::Refuse(Rejection {
                     reason: reason.into(),
                     message: message.into(),
                 })
@@ -374,19 +378,19 @@ impl Agent {
             verdict => verdict,
         };
         let rejection = match verdict {
-            Verdict::Admit => return self.give_resources(pod, now),
-            Verdict::Preempt { victims, resource } => {
+            AdmissionVerdict::Admit => return self.give_resources(pod, now),
+            AdmissionVerdict::Preempt { victims, resource } => {
                 let victims = victims.into_iter().map(|at| uids[at].clone()).collect();
                 self.make_room(uid, victims, &resource, now);
                 return false;
             }
-            Verdict::ReadNodeAgain(rejection) => {
+            AdmissionVerdict::ReadNodeAgain(rejection) => {
                 if !was_read && self.holds_for_node(uid, &rejection, now) {
                     return false;
                 }
                 rejection
             }
-            Verdict::Refuse(rejection) => rejection,
+            AdmissionVerdict::Refuse(rejection) => rejection,
         };
         self.refuse(pod, &rejection);
         false
@@ -399,7 +403,7 @@ impl Agent {
         self.reject(pod, &rejection.reason, &rejection.message);
     }
 
-    fn tell_full(&mut self, pod: &Pod, e: TableFull) {
+    fn tell_full(&mut self, pod: &Pod, e: PodTableFull) {
         if pod.metadata.deletion_timestamp.is_some() {
             // It ends all the same: the next round of housekeeping finds it again.
             return;
@@ -410,7 +414,7 @@ impl Agent {
 
     fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
         let recorder = &self.tools.recorder;
-        recorder.pod(pod, Severity::Warning, reason, message);
+        recorder.pod(pod, EventSeverity::Warning, reason, message);
         self.statuses().reject(pod, reason, message);
     }
 }

@@ -6,12 +6,12 @@ use smol::channel::Sender;
 
 use super::Agent;
 use crate::{
-    agent::{pods::ConfigPod, recorder::Severity},
-    api::{Mono, PodUid},
+    agent::{pods::PodConfigFacts, recorder::EventSeverity},
+    api::{MonoTime, PodUid},
     logic::{
-        mux::Source,
+        mux::PodSource,
         pod_worker::KillOptions,
-        shutdown::{self, Ending, Group, Shutdown},
+        shutdown::{self, EndingPod, NodeShutdown, PriorityGroup},
     },
 };
 
@@ -21,9 +21,9 @@ const STOP_PATIENCE: Duration = Duration::from_secs(30);
 pub(in crate::agent) const TELLING: Duration = Duration::from_secs(3);
 
 /// Progress of an end of the agent together with its pods.
-pub(super) struct Stopping {
+pub(super) struct StopProgress {
     /// The machine goes down.
-    pub(super) shutdown: Shutdown,
+    pub(super) shutdown: NodeShutdown,
     /// Clients that wait until the pods have ended with it.
     shutdown_waiters: Vec<Sender<String>>,
     /// The agent ends once no pod has remains.
@@ -31,14 +31,14 @@ pub(super) struct Stopping {
     /// The loop is to end.
     pub(super) finished: bool,
     /// Clients that wait for it, and since when. What they are sent is why they wait no longer.
-    waiters: Vec<(Mono, Sender<String>)>,
+    waiters: Vec<(MonoTime, Sender<String>)>,
 }
 
-impl Stopping {
+impl StopProgress {
     /// Begins without an end in sight. `groups`: the order in which pods end with the machine.
-    pub(super) fn new(groups: Vec<Group>) -> Self {
+    pub(super) fn new(groups: Vec<PriorityGroup>) -> Self {
         Self {
-            shutdown: Shutdown::new(groups),
+            shutdown: NodeShutdown::new(groups),
             shutdown_waiters: Vec::new(),
             when_idle: false,
             finished: false,
@@ -49,7 +49,7 @@ impl Stopping {
 
 impl Agent {
     /// The machine goes down. Unless pods are to end in groups, they end all at once, and start again with it (SHUT-01).
-    pub(super) fn on_shutdown(&mut self, done: Sender<String>, now: Mono) {
+    pub(super) fn on_shutdown(&mut self, done: Sender<String>, now: MonoTime) {
         if !self.stop.shutdown.is_on() {
             return self.on_stop(true, done, now);
         }
@@ -58,8 +58,8 @@ impl Agent {
             log::warn!("the node is shutting down");
             let recorder = &self.tools.recorder;
             let message = "Shutdown manager detected shutdown event";
-            recorder.node(Severity::Normal, "Shutdown", message);
-            let ending = |(uid, pod): (&PodUid, &ConfigPod)| Ending {
+            recorder.node(EventSeverity::Normal, "Shutdown", message);
+            let ending = |(uid, pod): (&PodUid, &PodConfigFacts)| EndingPod {
                 uid: uid.clone(),
                 priority: pod.takes.rank.priority.unwrap_or(0),
                 grace_s: pod.id.spec_grace_s,
@@ -85,7 +85,7 @@ impl Agent {
         let message = "Shutdown manager detected shutdown cancelled";
         self.tools
             .recorder
-            .node(Severity::Normal, "Shutdown", message);
+            .node(EventSeverity::Normal, "Shutdown", message);
         self.stop.shutdown_waiters.clear();
         if let Some(cluster) = &self.owners.cluster {
             cluster.member.doubt();
@@ -93,7 +93,7 @@ impl Agent {
     }
 
     /// Ends the pods whose turn it is.
-    pub(super) fn turn_shutdown(&mut self, now: Mono) {
+    pub(super) fn turn_shutdown(&mut self, now: MonoTime) {
         let table = self.pods.table();
         let is_gone = |uid: &PodUid| table.should_pod_be_finished(uid);
         let kills = self.stop.shutdown.step(is_gone, now);
@@ -114,7 +114,7 @@ impl Agent {
         }
     }
 
-    pub(super) fn on_stop(&mut self, all: bool, done: Sender<String>, now: Mono) {
+    pub(super) fn on_stop(&mut self, all: bool, done: Sender<String>, now: MonoTime) {
         self.stop.waiters.push((now, done));
         if !all {
             self.finish();
@@ -126,7 +126,7 @@ impl Agent {
 
     /// With every pod ended on request, the agent ends too: once the manifests have said what there is, all workers are
     /// done, and the runtime says that nothing runs.
-    pub(super) fn end_if_idle(&mut self, now: Mono) {
+    pub(super) fn end_if_idle(&mut self, now: MonoTime) {
         if !self.stop.when_idle {
             return;
         }
@@ -136,7 +136,7 @@ impl Agent {
         let idle = self.view.nothing_runs(now);
         // Pods that only the apiserver knows run no earlier than it is heard of.
         // Before the files of root have said which pods there are, nobody knows whether that is all.
-        let told = !self.settings.has_manifests || self.sources.is_ready(Source::File);
+        let told = !self.settings.has_manifests || self.sources.is_ready(PodSource::File);
         if done && idle && told {
             self.finish();
         }
@@ -144,11 +144,11 @@ impl Agent {
 
     /// While the runtime is away, clients wait no longer than [`STOP_PATIENCE`]. The pods end all the same when it is back,
     /// and the agent with them.
-    pub(super) fn answer_stop_late(&mut self, now: Mono) {
+    pub(super) fn answer_stop_late(&mut self, now: MonoTime) {
         let Some(why) = self.view.down(now) else {
             return;
         };
-        let waits = |since: Mono| now < since + STOP_PATIENCE;
+        let waits = |since: MonoTime| now < since + STOP_PATIENCE;
         self.stop.waiters.retain(|(since, waiter)| {
             if !waits(*since) {
                 // Who has gone does not hear it.
@@ -167,7 +167,7 @@ impl Agent {
     }
 
     /// Ends every pod that has a worker, or may have something running.
-    pub(super) fn kill_all(&mut self, now: Mono) {
+    pub(super) fn kill_all(&mut self, now: MonoTime) {
         let uids: Vec<PodUid> = self.pods.configured();
         for uid in uids {
             let ended = self.pods.is_to_end(&uid);

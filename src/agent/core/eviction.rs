@@ -6,47 +6,48 @@ use core::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::{Agent, Effect, Purpose};
+use super::{Agent, AgentEffect, LoadPurpose};
 use crate::{
     agent::{
-        pods::ConfigPod,
-        recorder::{About, Severity},
+        pods::PodConfigFacts,
+        recorder::{EventSeverity, EventSubject},
     },
-    api::{Mono, Pod, PodUid, order::Gather as _},
+    api::{MonoTime, Pod, PodUid, order::GatherExt as _},
     config::EvictionConfig,
     logic::{
         eviction::{
-            self, Action, Candidate, Conditions, EVICTED, IMMEDIATE_GRACE_S, Input, Layout,
-            Manager, Measure, Reclaim, Short, Victim, Violation, Words,
+            self, DiskLayout, EVICTED, EvictablePod, EvictionAction, EvictionInput,
+            EvictionManager, EvictionTexts, EvictionVictim, IMMEDIATE_GRACE_S, MeasureScope,
+            MetThreshold, PressureConditions, ReclaimTarget, StorageViolation,
         },
-        mirror::FullName,
+        mirror::PodFullName,
         pod_kind::SYSTEM_CRITICAL_PRIORITY,
         pod_worker::{KillOptions, StopStatus},
-        preemption::{self, PREEMPTING, Waiting},
+        preemption::{self, PREEMPTING, PodsWaitingForRoom},
         qos::{EPHEMERAL_STORAGE, MEMORY},
     },
 };
 
-/// A step of an eviction round; each ends with an [`Input`].
+/// A step of an eviction round; each ends with an [`EvictionInput`].
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum EvictionWork {
     /// Look at everything.
     Observe,
     /// See which of these pods have more than they may; sorted.
-    CheckLimits(Vec<PodUid>, Layout),
+    CheckLimits(Vec<PodUid>, DiskLayout),
     /// Throw away what is nobody's.
-    Reclaim(&'static [Reclaim]),
+    Reclaim(&'static [ReclaimTarget]),
     /// Measure these pods.
-    Measure(Measure, Vec<Candidate>),
+    Measure(MeasureScope, Vec<EvictablePod>),
 }
 
 /// A pod that is to go as soon as its record is read.
-enum Chosen {
-    Victim(Victim),
-    Limited(Violation),
+enum EvictionChoice {
+    Victim(EvictionVictim),
+    Limited(StorageViolation),
 }
 
-impl Chosen {
+impl EvictionChoice {
     const fn uid(&self) -> &PodUid {
         match self {
             Self::Victim(victim) => &victim.uid,
@@ -57,42 +58,42 @@ impl Chosen {
 
 /// See the module's words.
 pub(super) struct Eviction {
-    manager: Manager,
-    chosen: Vec<Chosen>,
+    manager: EvictionManager,
+    chosen: Vec<EvictionChoice>,
     /// Conditions that the Node was last given.
-    told: Conditions,
+    told: PressureConditions,
     /// Static pods may go too.
     static_pods: bool,
     /// Critical pods that wait for room.
-    room: Waiting,
+    room: PodsWaitingForRoom,
 }
 
 /// Pressure on the node, for people.
 pub(in crate::agent) struct PressureView {
     /// Thresholds that are met.
-    pub(in crate::agent) short: Vec<Short>,
+    pub(in crate::agent) short: Vec<MetThreshold>,
     /// Pods that may be asked to go, as [`EvictionWork::Measure`] takes them.
-    pub(in crate::agent) candidates: Vec<Candidate>,
+    pub(in crate::agent) candidates: Vec<EvictablePod>,
     /// Names of the pods by UID.
-    pub(in crate::agent) names: BTreeMap<PodUid, FullName>,
+    pub(in crate::agent) names: BTreeMap<PodUid, PodFullName>,
     /// On which file systems things are.
-    pub(in crate::agent) layout: Layout,
+    pub(in crate::agent) layout: DiskLayout,
 }
 
 impl Eviction {
     /// Begins without a measurement.
-    pub(super) fn new(cfg: &EvictionConfig, now: Mono) -> Self {
+    pub(super) fn new(cfg: &EvictionConfig, now: MonoTime) -> Self {
         Self {
-            manager: Manager::new(cfg.settings.clone(), now),
+            manager: EvictionManager::new(cfg.settings.clone(), now),
             chosen: Vec::new(),
-            told: Conditions::default(),
+            told: PressureConditions::default(),
             static_pods: cfg.static_pods,
-            room: Waiting::default(),
+            room: PodsWaitingForRoom::default(),
         }
     }
 
     /// Conditions of the node.
-    pub(super) const fn conditions(&self) -> Conditions {
+    pub(super) const fn conditions(&self) -> PressureConditions {
         self.manager.conditions()
     }
 
@@ -102,13 +103,13 @@ impl Eviction {
     }
 
     /// Instant of the next work.
-    pub(super) fn next_timeout(&self) -> Option<Mono> {
+    pub(super) fn next_timeout(&self) -> Option<MonoTime> {
         let both = [self.manager.next_timeout(), self.room.next_timeout()];
         both.into_iter().flatten().min()
     }
 
     /// Returns true if the pod is never evicted.
-    fn is_critical(&self, pod: &ConfigPod) -> bool {
+    fn is_critical(&self, pod: &PodConfigFacts) -> bool {
         let rank = &pod.takes.rank;
         let by_priority = rank.priority.is_some_and(|p| p >= SYSTEM_CRITICAL_PRIORITY);
         by_priority || (rank.critical && !self.static_pods)
@@ -117,12 +118,12 @@ impl Eviction {
 
 impl Agent {
     /// Time has passed, or something has happened to pods.
-    pub(super) fn turn_eviction(&mut self, now: Mono) {
+    pub(super) fn turn_eviction(&mut self, now: MonoTime) {
         let leaving: Vec<PodUid> = self.eviction.manager.leaving().cloned().collect();
         for uid in leaving {
             let is_chosen = self.eviction.chosen.iter().any(|c| *c.uid() == uid);
             if !is_chosen && self.pods.table().should_pod_be_finished(&uid) {
-                self.eviction.manager.handle(Input::Gone(uid), now);
+                self.eviction.manager.handle(EvictionInput::Gone(uid), now);
             }
         }
         let due = self.eviction.manager.next_timeout();
@@ -167,7 +168,7 @@ impl Agent {
         uid: &PodUid,
         victims: Vec<PodUid>,
         resource: &str,
-        now: Mono,
+        now: MonoTime,
     ) {
         let mut grace_s = 0;
         for victim in &victims {
@@ -177,7 +178,12 @@ impl Agent {
             grace_s = grace_s.max(config.id.spec_grace_s.unwrap_or(0));
             let about = about(victim, &config);
             let recorder = &self.tools.recorder;
-            recorder.about(about, Severity::Warning, PREEMPTING, preemption::MESSAGE);
+            recorder.about(
+                about,
+                EventSeverity::Warning,
+                PREEMPTING,
+                preemption::MESSAGE,
+            );
             log::info!("uid={victim} makes room for the critical pod uid={uid}");
             self.tools
                 .counters
@@ -194,13 +200,13 @@ impl Agent {
     }
 
     /// Memory may be short.
-    pub(super) fn on_memory_bell(&mut self, now: Mono) {
+    pub(super) fn on_memory_bell(&mut self, now: MonoTime) {
         self.eviction.manager.handle_bell(now);
     }
 
     /// Handles the result of a step.
-    pub(super) fn on_eviction(&mut self, mut input: Input, now: Mono) {
-        if let Input::Observed(_, limited) = &mut input {
+    pub(super) fn on_eviction(&mut self, mut input: EvictionInput, now: MonoTime) {
+        if let EvictionInput::Observed(_, limited) = &mut input {
             *limited = self.has_limited_pods();
         }
         self.eviction.manager.handle(input, now);
@@ -209,15 +215,15 @@ impl Agent {
     }
 
     /// Handles the stop of a pod that a round waited for.
-    pub(super) fn on_stopped_for_eviction(&mut self, uid: PodUid, now: Mono) {
-        self.on_eviction(Input::Stopped(uid), now);
+    pub(super) fn on_stopped_for_eviction(&mut self, uid: PodUid, now: MonoTime) {
+        self.on_eviction(EvictionInput::Stopped(uid), now);
     }
 
     /// Returns the pressure on the node.
     pub(in crate::agent) fn pressure(&self) -> PressureView {
         let mut candidates = self.candidates();
         candidates.retain(|pod| !pod.critical);
-        let name = |pod: &Candidate| {
+        let name = |pod: &EvictablePod| {
             let name = self.pods.config(&pod.uid)?.id.name.clone();
             Some((pod.uid.clone(), name))
         };
@@ -247,12 +253,12 @@ impl Agent {
     }
 
     /// Active pods that could be asked to go.
-    fn candidates(&self) -> Vec<Candidate> {
+    fn candidates(&self) -> Vec<EvictablePod> {
         let active = self.pods.active();
         let left = active.filter(|(uid, _)| !self.is_evicted(uid));
         left.map(|(uid, pod)| {
             let request = |name: &str| pod.takes.requests.get(name).copied().unwrap_or(0);
-            Candidate {
+            EvictablePod {
                 uid: uid.clone(),
                 critical: self.eviction.is_critical(pod),
                 priority: pod.takes.rank.priority.unwrap_or(0),
@@ -268,44 +274,44 @@ impl Agent {
     fn carry_eviction_on(&mut self) {
         while let Some(action) = self.eviction.manager.poll_action() {
             let work = match action {
-                Action::Observe => EvictionWork::Observe,
-                Action::CheckLimits => {
+                EvictionAction::Observe => EvictionWork::Observe,
+                EvictionAction::CheckLimits => {
                     let uids = self.limited_pods().cloned().collect();
                     EvictionWork::CheckLimits(uids, self.eviction.manager.layout())
                 }
-                Action::Reclaim(what) => EvictionWork::Reclaim(what),
-                Action::Measure(what) => EvictionWork::Measure(what, self.candidates()),
-                Action::Tell(starved) => {
+                EvictionAction::Reclaim(what) => EvictionWork::Reclaim(what),
+                EvictionAction::Measure(what) => EvictionWork::Measure(what, self.candidates()),
+                EvictionAction::Tell(starved) => {
                     let message = format!("Attempting to reclaim {}", starved.name());
                     let recorder = &self.tools.recorder;
-                    recorder.node(Severity::Warning, "EvictionThresholdMet", &message);
+                    recorder.node(EventSeverity::Warning, "EvictionThresholdMet", &message);
                     continue;
                 }
-                Action::Evict(victim) => {
-                    self.choose(Chosen::Victim(victim));
+                EvictionAction::Evict(victim) => {
+                    self.choose(EvictionChoice::Victim(victim));
                     continue;
                 }
-                Action::EvictLimited(violation) => {
-                    self.choose(Chosen::Limited(violation));
+                EvictionAction::EvictLimited(violation) => {
+                    self.choose(EvictionChoice::Limited(violation));
                     continue;
                 }
-                Action::TellExceeded(uid) => {
+                EvictionAction::TellExceeded(uid) => {
                     self.tell_exceeded(&uid);
                     continue;
                 }
             };
-            self.effects.push_back(Effect::Eviction(work));
+            self.effects.push_back(AgentEffect::Eviction(work));
         }
     }
 
-    fn choose(&mut self, chosen: Chosen) {
-        let load = Effect::Load(chosen.uid().clone(), Purpose::Evict);
+    fn choose(&mut self, chosen: EvictionChoice) {
+        let load = AgentEffect::Load(chosen.uid().clone(), LoadPurpose::Evict);
         self.eviction.chosen.push(chosen);
         self.effects.push_back(load);
     }
 
     /// The record of a chosen pod was read, or cannot be: it goes all the same.
-    pub(super) fn on_chosen(&mut self, uid: &PodUid, pod: Option<Rc<Pod>>, now: Mono) {
+    pub(super) fn on_chosen(&mut self, uid: &PodUid, pod: Option<Rc<Pod>>, now: MonoTime) {
         let mut all = self.eviction.chosen.iter();
         let Some(at) = all.position(|chosen| chosen.uid() == uid) else {
             return;
@@ -317,12 +323,12 @@ impl Agent {
         let config = config.filter(|config| !has_ended && !self.eviction.is_critical(config));
         let Some(config) = config else {
             // It has ended meanwhile, or is another.
-            self.on_eviction(Input::Spared(uid.clone()), now);
+            self.on_eviction(EvictionInput::Spared(uid.clone()), now);
             return;
         };
         let pod = pod.unwrap_or_default();
         let (words, grace_s, signal, disruption) = match chosen {
-            Chosen::Victim(victim) => {
+            EvictionChoice::Victim(victim) => {
                 let (starved, quantities) = (victim.signal.starved(), victim.quantities.as_ref());
                 let words = eviction::eviction(starved, &pod, quantities, victim.figures.as_ref());
                 let counters = &self.tools.counters;
@@ -331,8 +337,8 @@ impl Agent {
                 }
                 (words, victim.grace_s, victim.signal.name(), true)
             }
-            Chosen::Limited(violation) => {
-                let words = Words {
+            EvictionChoice::Limited(violation) => {
+                let words = EvictionTexts {
                     message: violation.message,
                     annotations: Vec::new(),
                 };
@@ -346,13 +352,13 @@ impl Agent {
     fn evict(
         &mut self,
         uid: &PodUid,
-        config: ConfigPod,
-        words: Words,
+        config: PodConfigFacts,
+        words: EvictionTexts,
         grace_s: i64,
         disruption: bool,
-        now: Mono,
+        now: MonoTime,
     ) {
-        let Words {
+        let EvictionTexts {
             message,
             annotations,
         } = words;
@@ -364,12 +370,12 @@ impl Agent {
             true => String::new(),
             false => Value::Object(annotations).to_string(),
         };
-        let about = About {
+        let about = EventSubject {
             annotations: &annotations,
             ..about(uid, &config)
         };
         let recorder = &self.tools.recorder;
-        recorder.about(about, Severity::Warning, EVICTED, &message);
+        recorder.about(about, EventSeverity::Warning, EVICTED, &message);
         let message: Box<str> = message.into();
         let options = KillOptions {
             grace_s: Some(grace_s),
@@ -390,7 +396,7 @@ impl Agent {
         };
         self.tools.recorder.about(
             about(uid, config),
-            Severity::Warning,
+            EventSeverity::Warning,
             "ExceededGracePeriod",
             "Container runtime did not kill the pod within specified grace period.",
         );
@@ -412,7 +418,7 @@ impl Agent {
     }
 }
 
-fn about<'a>(uid: &'a PodUid, config: &'a ConfigPod) -> About<'a> {
+fn about<'a>(uid: &'a PodUid, config: &'a PodConfigFacts) -> EventSubject<'a> {
     let name = &config.id.name;
-    About::whole(uid, &name.namespace, &name.name)
+    EventSubject::whole(uid, &name.namespace, &name.name)
 }

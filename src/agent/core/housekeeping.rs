@@ -5,41 +5,41 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Agent, Effect,
-    chores::{Chores, Found, SEARCH_INTERVAL},
+    Agent, AgentEffect,
+    chores::{HousekeepingChores, PodRemains, SEARCH_INTERVAL},
 };
 use crate::{
-    api::{Mono, PodUid, order::Gather as _},
+    api::{MonoTime, PodUid, order::GatherExt as _},
     logic::{
-        housekeeping::{ConfigPod, Pass, may_run},
-        pod_worker::Update,
+        housekeeping::{HousekeepingPass, HousekeepingPod, may_run},
+        pod_worker::PodUpdate,
         runtime_cache::RunningPod,
     },
 };
 
 /// Progress of housekeeping.
 #[derive(Default)]
-pub(super) struct Rounds {
+pub(super) struct HousekeepingProgress {
     /// Chores of an earlier tick are under way.
     pub(super) cleaning: bool,
     /// Directories and cgroups are being looked through.
     searching: bool,
     /// Instant of the next search of disk and cgroups; at once after anything that may leave remains there.
-    pub(super) search_due: Mono,
+    pub(super) search_due: MonoTime,
 }
 
 /// Findings of one round.
 #[derive(Default)]
-struct Round {
-    chores: Chores,
+struct HousekeepingFindings {
+    chores: HousekeepingChores,
     /// Pods to create (again), which the table does not hold, and whether their last status must go first.
     create: Vec<(PodUid, bool)>,
 }
 
 impl Agent {
-    pub(super) fn on_housekeeping(&mut self, now: Mono) {
+    pub(super) fn on_housekeeping(&mut self, now: MonoTime) {
         let was_known = self.pods.table().is_synced();
-        let Round { chores, create } = self.round(None, now);
+        let HousekeepingFindings { chores, create } = self.round(None, now);
         if !was_known && self.pods.table().is_synced() {
             // Of pods without a worker it is certain from now on that nothing runs.
             self.status_changed();
@@ -55,15 +55,15 @@ impl Agent {
         {
             self.rounds.search_due = now + SEARCH_INTERVAL;
             self.rounds.searching = true;
-            self.effects.push_back(Effect::Search);
+            self.effects.push_back(AgentEffect::Search);
         }
     }
 
     /// Listed before the configuration is looked at: a pod that came meanwhile is no orphan.
-    pub(super) fn on_searched(&mut self, found: &Found, now: Mono) {
+    pub(super) fn on_searched(&mut self, found: &PodRemains, now: MonoTime) {
         self.rounds.searching = false;
         if self.rounds.cleaning {
-            self.rounds.search_due = Mono(0);
+            self.rounds.search_due = MonoTime(0);
             return;
         }
         let round = self.round(Some(found), now);
@@ -71,24 +71,24 @@ impl Agent {
     }
 
     /// Hands out the chores. Slow ones hold up neither orphans nor new pods: the next round finds again what is left.
-    fn do_chores(&mut self, chores: Chores) {
+    fn do_chores(&mut self, chores: HousekeepingChores) {
         if !self.rounds.cleaning && !chores.is_empty() {
             self.rounds.cleaning = true;
             self.effects
-                .push_back(Effect::Housekeeping(Box::new(chores)));
+                .push_back(AgentEffect::Housekeeping(Box::new(chores)));
         }
     }
 
     /// The deciding half: looks at the table, the configuration and the runtime, changes only workers. With what was `found`, it
     /// says what of that is to be removed, and nothing else.
-    fn round(&mut self, found: Option<&Found>, now: Mono) -> Round {
+    fn round(&mut self, found: Option<&PodRemains>, now: MonoTime) -> HousekeepingFindings {
         // Before the runtime was listed, pods that are configured wait for that.
         let may = may_run(self.sources.are_ready()) && self.view.was_listed();
         if !may || !self.view.may_run_pods(now) {
-            return Round::default();
+            return HousekeepingFindings::default();
         }
         let configured = self.pods.configured();
-        let pods: Vec<ConfigPod<'_>> = configured
+        let pods: Vec<HousekeepingPod<'_>> = configured
             .iter()
             .filter_map(|uid| self.pods.for_housekeeping(uid))
             .collect();
@@ -96,7 +96,7 @@ impl Agent {
         let running = self.view.running(now);
         let mirrors = self.owners.cluster.as_ref().map(|c| c.mirror_uids());
         let mirrors = mirrors.unwrap_or_default();
-        let pass = Pass {
+        let pass = HousekeepingPass {
             config: &pods,
             mirrors: &mirrors,
             known: &known,
@@ -109,13 +109,13 @@ impl Agent {
         self.pods.retain(|uid| pass.keeps_status(uid), has_worker);
         // An old list is as good as none (CLEAN-02).
         if running.is_none() {
-            return Round::default();
+            return HousekeepingFindings::default();
         }
         let asked = self.pods.asked();
         let is_stale = self.asked.pod_cgroups.is_stale(asked);
-        let mut chores = Chores {
+        let mut chores = HousekeepingChores {
             tiers: is_stale.then_some(asked),
-            ..Chores::default()
+            ..HousekeepingChores::default()
         };
         let mut create = Vec::new();
         self.release_resources();
@@ -160,11 +160,11 @@ impl Agent {
             }
         }
         chores.forgotten = forgotten.into_iter().collect();
-        Round { chores, create }
+        HousekeepingFindings { chores, create }
     }
 
     /// Kills what runs and nobody knows: expected only right after a start (CLEAN-11).
-    fn end_runtime_orphan(&mut self, pod: &RunningPod, now: Mono) {
+    fn end_runtime_orphan(&mut self, pod: &RunningPod, now: MonoTime) {
         log::info!(
             "pod={}/{} uid={} runs and no source knows it: it is ended",
             pod.namespace,
@@ -172,7 +172,7 @@ impl Agent {
             pod.uid
         );
         self.pods.count(|totals| totals.count_runtime_orphan());
-        let update = Update::runtime_only(&pod.uid, &pod.name, &pod.namespace);
+        let update = PodUpdate::runtime_only(&pod.uid, &pod.name, &pod.namespace);
         if let Err(e) = self.pods.update(update, now) {
             self.tools.complaints.complain(&format!(
                 "pod={}/{} cannot be ended: {e}",

@@ -1,5 +1,5 @@
 //! The deciding half of the loop: events in, effects out. It waits for nothing and does no I/O of its own; what is to
-//! be done comes out of [`Agent::poll_effect`] and its end comes back as an [`Event`]. Rows LOOP-06 to LOOP-22.
+//! be done comes out of [`Agent::poll_effect`] and its end comes back as an [`AgentEvent`]. Rows LOOP-06 to LOOP-22.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -43,67 +43,67 @@ use alloc::{collections::VecDeque, rc::Rc};
 
 use smol::channel::Sender;
 
-use calls::Calls;
-pub(super) use chores::{Chores, Found};
-use ending::Stopping;
+use calls::RunningCalls;
+pub(super) use chores::{HousekeepingChores, PodRemains};
+use ending::StopProgress;
 pub(super) use ending::TELLING;
-pub(super) use event::{Command, Effect, Event, Purpose, Question};
+pub(super) use event::{AgentCommand, AgentEffect, AgentEvent, AgentQuestion, LoadPurpose};
 use eviction::Eviction;
 pub(super) use eviction::EvictionWork;
-use housekeeping::Rounds;
+use housekeeping::HousekeepingProgress;
 pub(crate) use resources::{PodLoop, PodsView};
 use runtime_view::RuntimeView;
-pub(super) use runtime_view::{Inspection, Listing};
-use sources::Sources;
-pub(super) use sources::{ConfigOp, Delivery, Recorded, Recording, SourceNews};
+pub(super) use runtime_view::{RuntimeInspection, RuntimeListing};
+use sources::PodSources;
+pub(super) use sources::{ConfigOp, PodRecording, RecordingResult, SourceDelivery, SourceNews};
 
 use super::{
-    cluster::News,
+    cluster::PodNews,
     executor::PodCgroups,
     node_resources::NodeResources,
-    objects::Objects,
-    parts::{Owners, Parts, Tools},
-    pods::Pods,
-    ring::{self, Made, Ring},
+    objects::ManifestObjects,
+    parts::{AgentParts, AgentTools, StateOwners},
+    pods::PodRegistry,
+    ring::{self, LoopHistory, RecordedEffect},
 };
 use crate::{
-    api::{Mono, PodUid},
-    logic::{backoff::Record, mux::Source, pod_table::Effect as TableEffect},
+    api::{MonoTime, PodUid},
+    logic::{backoff::BackoffRecord, mux::PodSource, pod_table::PodTableEffect as TableEffect},
     runtime::RuntimeService,
 };
 
-/// The deciding side. The loop alone owns it; whoever wants to know something of it asks (see [`Event::Ask`]).
+/// The deciding side. The loop alone owns it; whoever wants to know something of it asks (see [`AgentEvent::Ask`]).
 pub(super) struct Agent {
     /// All pods.
-    pods: Pods,
+    pods: PodRegistry,
     /// Last view of the runtime.
     view: RuntimeView,
     /// Last word of each source.
-    sources: Sources,
+    sources: PodSources,
     /// ConfigMaps and Secrets of the manifest directory, as last read.
-    objects: Rc<Objects>,
+    objects: Rc<ManifestObjects>,
     /// Latest events and effects.
-    ring: Ring,
+    ring: LoopHistory,
     /// Effects that are not started yet.
-    effects: VecDeque<Effect>,
+    effects: VecDeque<AgentEffect>,
     /// Calls that run.
-    calls: Calls,
+    calls: RunningCalls,
     /// Progress of housekeeping.
-    rounds: Rounds,
+    rounds: HousekeepingProgress,
     /// Progress of an end of the agent together with its pods.
-    stop: Stopping,
+    stop: StopProgress,
     /// Shortages of the node, and pods that make room.
     eviction: Eviction,
     /// Extended resources, and who holds them.
     resources: Box<dyn NodeResources>,
-    tools: Tools,
-    owners: Owners,
-    asked: Asked,
-    settings: Settings,
+    tools: AgentTools,
+    owners: StateOwners,
+    asked: OutsideHandles,
+    settings: AgentSettings,
 }
 
 /// Objects outside the loop that answer at once.
-struct Asked {
+struct OutsideHandles {
     /// The runtime, for its name and its capabilities.
     runtime: Rc<dyn RuntimeService>,
     /// QoS cgroups, for their state.
@@ -111,7 +111,7 @@ struct Asked {
 }
 
 /// Settings of the configuration.
-struct Settings {
+struct AgentSettings {
     /// Pods of a manifest directory are run.
     has_manifests: bool,
     /// Time between two reads of it.
@@ -122,42 +122,42 @@ impl Agent {
     /// An agent that knows of no pod. `relist`: where it asks for relists. `delays`: crash-loop delays of an agent before it.
     /// `resources`: extended resources of the node.
     pub(super) fn new(
-        parts: &Parts,
-        relist: Sender<Mono>,
-        delays: Vec<Record>,
+        parts: &AgentParts,
+        relist: Sender<MonoTime>,
+        delays: Vec<BackoffRecord>,
         resources: Box<dyn NodeResources>,
     ) -> Self {
         let (cfg, tools) = (&parts.cfg, &parts.tools);
         let has_manifests = cfg.dirs.manifests.is_some();
-        let file = has_manifests.then_some(Source::File);
-        let api = parts.owners.cluster.is_some().then_some(Source::Api);
-        let http = cfg.manifest_url.is_some().then_some(Source::Http);
-        let sources: Vec<Source> = file.into_iter().chain(http).chain(api).collect();
+        let file = has_manifests.then_some(PodSource::File);
+        let api = parts.owners.cluster.is_some().then_some(PodSource::Api);
+        let http = cfg.manifest_url.is_some().then_some(PodSource::Http);
+        let sources: Vec<PodSource> = file.into_iter().chain(http).chain(api).collect();
         let now = tools.clock.now();
         // Delays need spreading, not secrecy.
         let seed = now.0 ^ tools.clock.wall().0.unsigned_abs();
-        let mut pods = Pods::new(cfg, seed);
+        let mut pods = PodRegistry::new(cfg, seed);
         pods.restore_delays(delays, now);
         parts.owners.node.set_devices(resources.amounts());
         Self {
             pods,
             view: RuntimeView::new(relist),
-            sources: Sources::new(&sources, now),
+            sources: PodSources::new(&sources, now),
             objects: Rc::default(),
-            ring: Ring::default(),
+            ring: LoopHistory::default(),
             effects: VecDeque::new(),
-            calls: Calls::default(),
-            rounds: Rounds::default(),
-            stop: Stopping::new(cfg.shutdown.clone()),
+            calls: RunningCalls::default(),
+            rounds: HousekeepingProgress::default(),
+            stop: StopProgress::new(cfg.shutdown.clone()),
             eviction: Eviction::new(&cfg.eviction, now),
             tools: tools.clone(),
             owners: parts.owners.clone(),
             resources,
-            asked: Asked {
+            asked: OutsideHandles {
                 runtime: Rc::clone(&parts.machine.runtime),
                 pod_cgroups: parts.machine.pod_cgroups.clone(),
             },
-            settings: Settings {
+            settings: AgentSettings {
                 has_manifests,
                 file_check: cfg.times.file_check,
             },
@@ -165,7 +165,7 @@ impl Agent {
     }
 
     /// Returns all pods.
-    pub(super) const fn pods(&self) -> &Pods {
+    pub(super) const fn pods(&self) -> &PodRegistry {
         &self.pods
     }
 
@@ -175,46 +175,46 @@ impl Agent {
     }
 
     /// Takes an event in. Its effects are fetched with `poll_effect`.
-    pub(super) fn handle(&mut self, event: Event, now: Mono) {
+    pub(super) fn handle(&mut self, event: AgentEvent, now: MonoTime) {
         self.watch_clock(now);
         self.note(&event, now);
         match event {
-            Event::Delivered(delivery) => self.on_delivered(delivery, now),
-            Event::Recorded(recorded) => self.on_recorded(*recorded, now),
-            Event::ManifestsRead => self.sources.read_manifests(now),
-            Event::Settled(waiting) => self.note_waiting(waiting, now),
-            Event::Shown(uid, shown) => {
-                self.effects.push_back(Effect::KeepShown(uid, shown));
+            AgentEvent::Delivered(delivery) => self.on_delivered(delivery, now),
+            AgentEvent::Recorded(recorded) => self.on_recorded(*recorded, now),
+            AgentEvent::ManifestsRead => self.sources.read_manifests(now),
+            AgentEvent::Settled(waiting) => self.note_waiting(waiting, now),
+            AgentEvent::Shown(uid, shown) => {
+                self.effects.push_back(AgentEffect::KeepShown(uid, shown));
             }
-            Event::Loaded(uid, purpose, pod) => self.on_loaded(&uid, purpose, pod, now),
-            Event::Searched(found) => self.on_searched(&found, now),
-            Event::Resync(uids) => {
+            AgentEvent::Loaded(uid, purpose, pod) => self.on_loaded(&uid, purpose, pod, now),
+            AgentEvent::Searched(found) => self.on_searched(&found, now),
+            AgentEvent::Resync(uids) => {
                 for uid in uids {
                     self.pods.resync(&uid, now);
                 }
             }
-            Event::ImagesArrived => self.on_images(),
-            Event::Listed(listing) => self.on_listed(listing, now),
-            Event::Inspected(inspection) => {
+            AgentEvent::ImagesArrived => self.on_images(),
+            AgentEvent::Listed(listing) => self.on_listed(listing, now),
+            AgentEvent::Inspected(inspection) => {
                 let (view, times) = (&mut self.view, &self.tools.times);
                 let happened = times.with(|clock| view.inspected(inspection, clock, now));
                 self.on_pleg(happened, now);
             }
-            Event::Conditions(status) => self.view.take_status(*status, now),
-            Event::Ask(question) => question(self),
-            Event::Probed(probed) => self.on_probed(&probed, now),
-            Event::Api(_) => {}
-            Event::NodeRead(came) => self.sources.rereads.answered(came, now),
-            Event::Step(call, step) => self.on_step(call, step, now),
-            Event::Done(handle, outcome) => {
+            AgentEvent::Conditions(status) => self.view.take_status(*status, now),
+            AgentEvent::Ask(question) => question(self),
+            AgentEvent::Probed(probed) => self.on_probed(&probed, now),
+            AgentEvent::Api(_) => {}
+            AgentEvent::NodeRead(came) => self.sources.rereads.answered(came, now),
+            AgentEvent::Step(call, step) => self.on_step(call, step, now),
+            AgentEvent::Done(handle, outcome) => {
                 self.calls.end(handle);
                 self.pods.on_done(handle, outcome, now);
                 self.tools.heap.note();
-                self.rounds.search_due = Mono(0);
+                self.rounds.search_due = MonoTime(0);
                 self.status_changed();
                 self.tell_static_pods();
             }
-            Event::Housekeeping => {
+            AgentEvent::Housekeeping => {
                 self.on_housekeeping(now);
                 // A burst of calls leaves free pages all over the heap.
                 let unpacked = self.owners.images.take_heap_used();
@@ -222,30 +222,30 @@ impl Agent {
                     crate::sys::memory::trim();
                 }
             }
-            Event::Cleaned => {
+            AgentEvent::Cleaned => {
                 self.rounds.cleaning = false;
                 // After the last pod of a crowd nothing else would tell.
                 self.tools.heap.note();
                 // What could not be removed is found again.
-                self.rounds.search_due = Mono(0);
+                self.rounds.search_due = MonoTime(0);
             }
-            Event::Collected => self.pods.sweep_delays(now),
-            Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
-            Event::Command(Command::Shutdown { done }) => self.on_shutdown(done, now),
-            Event::Command(Command::ShutdownCancelled) => self.on_shutdown_cancelled(),
-            Event::Command(Command::Restart(uid)) => self.on_restart(&uid, now),
-            Event::Command(Command::ImagesArrived) => self.on_images(),
-            Event::MemoryBell => self.on_memory_bell(now),
-            Event::Eviction(input) => self.on_eviction(*input, now),
-            Event::Resources(news) => self.on_resources(news, now),
-            Event::Terminate => self.finish(),
+            AgentEvent::Collected => self.pods.sweep_delays(now),
+            AgentEvent::Command(AgentCommand::Stop { all, done }) => self.on_stop(all, done, now),
+            AgentEvent::Command(AgentCommand::Shutdown { done }) => self.on_shutdown(done, now),
+            AgentEvent::Command(AgentCommand::ShutdownCancelled) => self.on_shutdown_cancelled(),
+            AgentEvent::Command(AgentCommand::Restart(uid)) => self.on_restart(&uid, now),
+            AgentEvent::Command(AgentCommand::ImagesArrived) => self.on_images(),
+            AgentEvent::MemoryBell => self.on_memory_bell(now),
+            AgentEvent::Eviction(input) => self.on_eviction(*input, now),
+            AgentEvent::Resources(news) => self.on_resources(news, now),
+            AgentEvent::Terminate => self.finish(),
         }
     }
 
     /// Wakes the pods that are due.
-    pub(super) fn handle_timeout(&mut self, now: Mono) {
+    pub(super) fn handle_timeout(&mut self, now: MonoTime) {
         if self.stop.when_idle {
-            self.tell_api(News::EndOfAll);
+            self.tell_api(PodNews::EndOfAll);
         }
         self.pods.on_timeout(now);
         self.settle_records(now);
@@ -261,7 +261,7 @@ impl Agent {
     }
 
     /// Instant at which [`Agent::handle_timeout`] has work.
-    pub(super) fn next_timeout(&self) -> Option<Mono> {
+    pub(super) fn next_timeout(&self) -> Option<MonoTime> {
         let pods = self.pods.table().next_timeout();
         let others = [
             self.sources.next_timeout(),
@@ -274,7 +274,7 @@ impl Agent {
     }
 
     /// The next thing to do.
-    pub(super) fn poll_effect(&mut self, now: Mono) -> Option<Effect> {
+    pub(super) fn poll_effect(&mut self, now: MonoTime) -> Option<AgentEffect> {
         if self.stop.finished {
             return None;
         }
@@ -296,35 +296,35 @@ impl Agent {
                 }
                 Some(TableEffect::Start(start)) => {
                     if let Some(uid) = self.pods.uid(start.handle) {
-                        self.made(now, Made::start(uid.as_str(), &start));
+                        self.made(now, RecordedEffect::start(uid.as_str(), &start));
                         let cancel = self.calls.begin(start.handle);
-                        return Some(Effect::Start(start, uid, cancel));
+                        return Some(AgentEffect::Start(start, uid, cancel));
                     }
                 }
                 Some(TableEffect::NeedStatus { handle, .. }) => {
                     let pod = self.uid_of(handle);
-                    self.made(now, Made::Relist { pod });
-                    return Some(Effect::Relist);
+                    self.made(now, RecordedEffect::Relist { pod });
+                    return Some(AgentEffect::Relist);
                 }
                 Some(TableEffect::StatusFailed(handle)) => {
                     let pod = self.uid_of(handle);
-                    self.made(now, Made::StatusFailed { pod });
+                    self.made(now, RecordedEffect::StatusFailed { pod });
                     self.tell_status_failed(handle);
                 }
                 Some(TableEffect::Cancel(handle)) => {
                     let pod = self.uid_of(handle);
-                    self.made(now, Made::Cancel { pod });
+                    self.made(now, RecordedEffect::Cancel { pod });
                 }
                 Some(TableEffect::Stopped(handle)) => {
                     let pod = self.uid_of(handle);
-                    self.made(now, Made::Stopped { pod });
+                    self.made(now, RecordedEffect::Stopped { pod });
                     if let Some(uid) = self.pods.uid(handle) {
                         self.on_stopped_for_eviction(uid, now);
                     }
                 }
                 Some(TableEffect::Gone { uid, restart, .. }) => {
                     let pod = ring::cut(uid.as_str());
-                    self.made(now, Made::Gone { pod, restart });
+                    self.made(now, RecordedEffect::Gone { pod, restart });
                     self.on_gone(&uid, restart);
                 }
             }
@@ -332,7 +332,7 @@ impl Agent {
     }
 
     /// Tells the apiserver's side of pods, if there is one.
-    fn tell_api(&self, news: News) {
+    fn tell_api(&self, news: PodNews) {
         if let Some(cluster) = &self.owners.cluster {
             cluster.writer.on(news);
         }
@@ -340,12 +340,12 @@ impl Agent {
 
     /// Wakes those who wait for a change: pods may run now that did not, or an end has moved on.
     fn status_changed(&self) {
-        self.tell_api(News::Pods);
+        self.tell_api(PodNews::Pods);
     }
 
     /// Mirrors follow static pods and their ends.
     fn tell_static_pods(&self) {
-        self.tell_api(News::StaticPods);
+        self.tell_api(PodNews::StaticPods);
     }
 
     /// The apiserver has the pod, and nobody could read it yet: what there is of it is not nobody's.

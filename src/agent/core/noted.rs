@@ -1,168 +1,168 @@
 //! Lines of the ring for the loop's events and effects. A tick has none: its consequences have.
 
-use super::{Agent, Command, ConfigOp, Effect, Event};
+use super::{Agent, AgentCommand, AgentEffect, AgentEvent, ConfigOp};
 use crate::{
     agent::{
-        executor::Step,
-        recorder::{About, Severity},
-        ring::{self, Heard, Made, Seen, Stepped},
+        executor::CallStep,
+        recorder::{EventSeverity, EventSubject},
+        ring::{self, RecordedEffect, RecordedEvent, RecordedPod, RecordedStep},
     },
-    api::{Mono, Pod},
-    logic::{mux::Source, pod_table::Handle},
+    api::{MonoTime, Pod},
+    logic::{mux::PodSource, pod_table::PodHandle},
 };
 
 impl Agent {
     /// Takes down what came in, before anything is made of it.
-    pub(super) fn note(&mut self, event: &Event, now: Mono) {
+    pub(super) fn note(&mut self, event: &AgentEvent, now: MonoTime) {
         if let Some(heard) = self.heard(event, now) {
             self.ring.heard(now, heard);
         }
     }
 
     /// Returns the line of the ring for an event. A tick has none: its consequences have lines.
-    fn heard(&self, event: &Event, now: Mono) -> Option<Heard> {
+    fn heard(&self, event: &AgentEvent, now: MonoTime) -> Option<RecordedEvent> {
         Some(match event {
-            Event::ImagesArrived | Event::Command(Command::ImagesArrived) => Heard::Images,
-            Event::Done(handle, outcome) => Heard::done(&self.uid_of(*handle), *outcome),
-            Event::Command(Command::Shutdown { .. }) => Heard::Shutdown,
-            Event::Command(Command::ShutdownCancelled) => Heard::ShutdownCancelled,
-            Event::Command(Command::Stop { all, .. }) => Heard::Stop { all: *all },
-            Event::Command(Command::Restart(uid)) => Heard::Restart { pod: ring::cut(uid) },
-            Event::Terminate => Heard::Terminate,
-            Event::Shown(uid, object) => Heard::shown(uid, object),
-            Event::Loaded(uid, purpose, Err(_)) => Heard::unread(uid, purpose),
-            Event::Resync(uids) => Heard::Resync(uids.iter().map(|uid| ring::cut(uid)).collect()),
-            Event::Listed(_) if self.view.relists_fail(now) => Heard::Listed {
+            AgentEvent::ImagesArrived | AgentEvent::Command(AgentCommand::ImagesArrived) => RecordedEvent::Images,
+            AgentEvent::Done(handle, outcome) => RecordedEvent::done(&self.uid_of(*handle), *outcome),
+            AgentEvent::Command(AgentCommand::Shutdown { .. }) => RecordedEvent::Shutdown,
+            AgentEvent::Command(AgentCommand::ShutdownCancelled) => RecordedEvent::ShutdownCancelled,
+            AgentEvent::Command(AgentCommand::Stop { all, .. }) => RecordedEvent::Stop { all: *all },
+            AgentEvent::Command(AgentCommand::Restart(uid)) => RecordedEvent::Restart { pod: ring::cut(uid) },
+            AgentEvent::Terminate => RecordedEvent::Terminate,
+            AgentEvent::Shown(uid, object) => RecordedEvent::shown(uid, object),
+            AgentEvent::Loaded(uid, purpose, Err(_)) => RecordedEvent::unread(uid, purpose),
+            AgentEvent::Resync(uids) => RecordedEvent::Resync(uids.iter().map(|uid| ring::cut(uid)).collect()),
+            AgentEvent::Listed(_) if self.view.relists_fail(now) => RecordedEvent::Listed {
                 after_ms: self.view.last_relist().map(|at| now.since_ms(at)),
             },
-            Event::Conditions(status) => {
+            AgentEvent::Conditions(status) => {
                 let (runtime, network) = (status.runtime_ready.ok, status.network_ready.ok);
                 if self.view.conditions(now) == Some((runtime, network)) {
                     return None;
                 }
-                Heard::Conditions { runtime, network }
+                RecordedEvent::Conditions { runtime, network }
             }
-            Event::Probed(probed) => Heard::probed(probed),
-            Event::Api(answer) => Heard::Api(answer.clone()),
+            AgentEvent::Probed(probed) => RecordedEvent::probed(probed),
+            AgentEvent::Api(answer) => RecordedEvent::Api(answer.clone()),
             // Told where it shows what they bring: `note_config`, `on_recorded`, `note_waiting`, `note_step`, `on_pleg`.
-            Event::Delivered(_)
-            | Event::Recorded(_)
-            | Event::Settled(_)
-            | Event::Step(..)
-            | Event::Inspected(_)
+            AgentEvent::Delivered(_)
+            | AgentEvent::Recorded(_)
+            | AgentEvent::Settled(_)
+            | AgentEvent::Step(..)
+            | AgentEvent::Inspected(_)
             // Told by what they lead to.
-            | Event::Loaded(_, _, Ok(_))
-            | Event::Searched(_)
-            | Event::NodeRead(_)
-            | Event::Listed(_)
-            | Event::Housekeeping
-            | Event::MemoryBell
-            | Event::Eviction(_)
-            | Event::Resources(_)
-            | Event::Cleaned
-            | Event::Collected
+            | AgentEvent::Loaded(_, _, Ok(_))
+            | AgentEvent::Searched(_)
+            | AgentEvent::NodeRead(_)
+            | AgentEvent::Listed(_)
+            | AgentEvent::Housekeeping
+            | AgentEvent::MemoryBell
+            | AgentEvent::Eviction(_)
+            | AgentEvent::Resources(_)
+            | AgentEvent::Cleaned
+            | AgentEvent::Collected
             // Nothing is decided by them.
-            | Event::ManifestsRead
-            | Event::Ask(_) => return None,
+            | AgentEvent::ManifestsRead
+            | AgentEvent::Ask(_) => return None,
         })
     }
 
     /// Takes down a step of a call, unless what it comes to is told with it.
-    pub(super) fn note_step(&mut self, call: Handle, step: &Step, now: Mono) {
+    pub(super) fn note_step(&mut self, call: PodHandle, step: &CallStep, now: MonoTime) {
         let word = match step {
-            Step::OutcomeKept(..) => "outcomeKept",
-            Step::Limited(true) => "limited",
-            Step::Limited(false) => "unlimited",
-            Step::SandboxUp(_) => "sandboxUp",
-            Step::Killed => "killed",
-            Step::CleanedUp(_) => "cleanedUp",
-            Step::Acted { pod, starts, .. } => {
+            CallStep::OutcomeKept(..) => "outcomeKept",
+            CallStep::Limited(true) => "limited",
+            CallStep::Limited(false) => "unlimited",
+            CallStep::SandboxUp(_) => "sandboxUp",
+            CallStep::Killed => "killed",
+            CallStep::CleanedUp(_) => "cleanedUp",
+            CallStep::Acted { pod, starts, .. } => {
                 for start in starts {
-                    let step = Stepped::of(&pod.metadata.uid, "started").about(&start.container);
+                    let step = RecordedStep::of(&pod.metadata.uid, "started").about(&start.container);
                     let why_not = start.result.as_ref().err().map(|why| why.reason);
                     self.stepped(now, step.because(why_not));
                 }
                 return;
             }
-            Step::Begun { .. }
-            | Step::Unsettled(_)
-            | Step::HoldsNothing(..)
-            | Step::Mounted(_)
-            | Step::Restarts { .. }
-            | Step::Stopping { .. }
-            | Step::Stopped { .. }
+            CallStep::Begun { .. }
+            | CallStep::Unsettled(_)
+            | CallStep::HoldsNothing(..)
+            | CallStep::Mounted(_)
+            | CallStep::Restarts { .. }
+            | CallStep::Stopping { .. }
+            | CallStep::Stopped { .. }
             // A doorbell.
-            | Step::Changed => return,
+            | CallStep::Changed => return,
         };
-        let step = Stepped::of(&self.uid_of(call), word);
+        let step = RecordedStep::of(&self.uid_of(call), word);
         self.stepped(now, step);
     }
 
     /// Takes down what a call came to.
-    pub(super) fn stepped(&mut self, now: Mono, step: Stepped) {
-        self.ring.heard(now, Heard::Step(step));
+    pub(super) fn stepped(&mut self, now: MonoTime, step: RecordedStep) {
+        self.ring.heard(now, RecordedEvent::Step(step));
     }
 
     /// Takes down what a source has.
-    pub(super) fn note_config(&mut self, source: Source, ops: &[ConfigOp], now: Mono) {
+    pub(super) fn note_config(&mut self, source: PodSource, ops: &[ConfigOp], now: MonoTime) {
         let ring = &mut self.ring;
-        let seen = |pod: &Pod| Seen::of(pod, source != Source::Api);
+        let seen = |pod: &Pod| RecordedPod::of(pod, source != PodSource::Api);
         for op in ops {
             match op {
                 ConfigOp::Remove(uids) => uids.iter().for_each(|uid| {
                     let pod = ring::cut(uid.as_str());
-                    ring.heard(now, Heard::Remove { pod });
+                    ring.heard(now, RecordedEvent::Remove { pod });
                 }),
                 ConfigOp::Add(pods) => pods
                     .iter()
-                    .for_each(|pod| ring.heard(now, Heard::Add(seen(pod)))),
+                    .for_each(|pod| ring.heard(now, RecordedEvent::Add(seen(pod)))),
                 ConfigOp::Update(pods) => pods
                     .iter()
-                    .for_each(|pod| ring.heard(now, Heard::Update(seen(pod)))),
+                    .for_each(|pod| ring.heard(now, RecordedEvent::Update(seen(pod)))),
                 ConfigOp::Reconcile(pods) => pods
                     .iter()
-                    .for_each(|pod| ring.heard(now, Heard::Reconcile(seen(pod)))),
+                    .for_each(|pod| ring.heard(now, RecordedEvent::Reconcile(seen(pod)))),
             }
         }
     }
 
     /// UID of the pod in a slot; empty if the slot is another's by now.
-    pub(super) fn uid_of(&self, handle: Handle) -> String {
+    pub(super) fn uid_of(&self, handle: PodHandle) -> String {
         let uid = self.pods.uid(handle);
         uid.map_or_else(String::new, |uid| uid.as_str().to_owned())
     }
 
-    pub(super) fn made(&mut self, now: Mono, made: Made) {
+    pub(super) fn made(&mut self, now: MonoTime, made: RecordedEffect) {
         self.ring.made(now, made);
     }
 
     /// Takes down what is made be done, but for calls, which say more.
-    pub(super) fn note_effect(&mut self, effect: &Effect, now: Mono) {
+    pub(super) fn note_effect(&mut self, effect: &AgentEffect, now: MonoTime) {
         match effect {
-            Effect::TidyDead(uid, id) => self.made(
+            AgentEffect::TidyDead(uid, id) => self.made(
                 now,
-                Made::TidyDead {
+                RecordedEffect::TidyDead {
                     pod: ring::cut(uid.as_str()),
                     id: ring::cut(id.as_str()),
                 },
             ),
-            Effect::Housekeeping(_) => self.made(now, Made::Housekeeping),
-            Effect::Start(..)
-            | Effect::Relist
-            | Effect::Inspect(..)
-            | Effect::Load(..)
-            | Effect::Search
-            | Effect::Record(_)
-            | Effect::SettleRecords
-            | Effect::KeepShown(..)
-            | Effect::KeepTimes(_)
-            | Effect::ForgetOutcomes(_)
-            | Effect::Eviction(_)
-            | Effect::AskResources(_) => {}
+            AgentEffect::Housekeeping(_) => self.made(now, RecordedEffect::Housekeeping),
+            AgentEffect::Start(..)
+            | AgentEffect::Relist
+            | AgentEffect::Inspect(..)
+            | AgentEffect::Load(..)
+            | AgentEffect::Search
+            | AgentEffect::Record(_)
+            | AgentEffect::SettleRecords
+            | AgentEffect::KeepShown(..)
+            | AgentEffect::KeepTimes(_)
+            | AgentEffect::ForgetOutcomes(_)
+            | AgentEffect::Eviction(_)
+            | AgentEffect::AskResources(_) => {}
         }
     }
 
-    pub(super) fn tell_status_failed(&self, handle: Handle) {
+    pub(super) fn tell_status_failed(&self, handle: PodHandle) {
         let Some(uid) = self.pods.uid(handle) else {
             return;
         };
@@ -170,9 +170,9 @@ impl Agent {
             return;
         };
         let message = self.view.status_error(&uid).unwrap_or_default();
-        let about = About::whole(&uid, &namespace, &name);
+        let about = EventSubject::whole(&uid, &namespace, &name);
         let text = format!("error determining status: {message}");
         let recorder = &self.tools.recorder;
-        recorder.about(about, Severity::Warning, "FailedSync", &text);
+        recorder.about(about, EventSeverity::Warning, "FailedSync", &text);
     }
 }

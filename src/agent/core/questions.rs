@@ -1,4 +1,4 @@
-//! Questions by which others read the agent, through an [`Asker`](crate::agent::asker::Asker). Answers are values.
+//! Questions by which others read the agent, through an [`AgentHandle`](crate::agent::asker::Asker). Answers are values.
 
 use alloc::rc::Rc;
 
@@ -6,15 +6,15 @@ use serde_json::Value;
 
 use super::Agent;
 use crate::{
-    agent::{metrics::Counts, node::Standing, probes::ShownContainer},
-    api::{ContainerId, Mono, PodStatus, PodUid, cri::PodRuntimeStatus, order::Order as _},
+    agent::{metrics::PodCounts, node::NodeConditionInputs, probes::ProbedContainerStatus},
+    api::{ContainerId, MonoTime, PodStatus, PodUid, cri::PodRuntimeStatus, order::OrderExt as _},
     logic::{
-        metrics::containers::{self, ContainerFigures},
-        probe::NodeFigures,
-        runtime_cache::Status,
+        metrics::containers::{self, ContainerStatusFigures},
+        probe::NodeProbeFigures,
+        runtime_cache::PodStatusResult,
         shutdown,
     },
-    server::backend::{Health, LinkHealth, ProbesHealth},
+    server::backend::{AgentHealth, LinkHealth, ProbesHealth},
 };
 
 /// Pods, for local commands and the node's server.
@@ -60,7 +60,7 @@ impl Agent {
     }
 
     /// Last runtime status of a pod; empty if the runtime does not know it.
-    pub(in crate::agent) fn runtime_status(&self, uid: &PodUid) -> Status {
+    pub(in crate::agent) fn runtime_status(&self, uid: &PodUid) -> PodStatusResult {
         self.view.status(uid)
     }
 
@@ -91,13 +91,13 @@ impl Agent {
     }
 
     /// See [`Backend::health`](crate::server::backend::Backend::health).
-    pub(in crate::agent) fn health(&self) -> Health {
+    pub(in crate::agent) fn health(&self) -> AgentHealth {
         let now = self.tools.clock.now();
-        let age_ms = |at: Option<Mono>| at.map(|at| now.since_ms(at));
+        let age_ms = |at: Option<MonoTime>| at.map(|at| now.since_ms(at));
         let down = self.view.down(now);
         let probes = self.probes();
         let interval = self.settings.file_check.as_millis();
-        Health {
+        AgentHealth {
             version: crate::VERSION.into(),
             pid: std::process::id(),
             relist_age_ms: age_ms(self.view.last_relist()),
@@ -138,8 +138,8 @@ impl Agent {
 /// Figures, the Node object, probes.
 impl Agent {
     /// Counts pods and containers.
-    pub(in crate::agent) fn counts(&self) -> Counts {
-        Counts {
+    pub(in crate::agent) fn counts(&self) -> PodCounts {
+        PodCounts {
             gauges: self.pods.gauges(),
             totals: self.pods.totals(),
             running: self.view.counts(),
@@ -154,7 +154,7 @@ impl Agent {
     }
 
     /// Figures of the containers in all statuses, in the order of their pods.
-    pub(in crate::agent) fn container_figures(&self) -> Vec<ContainerFigures> {
+    pub(in crate::agent) fn container_figures(&self) -> Vec<ContainerStatusFigures> {
         let mut all = Vec::new();
         for uid in self.shown_pods() {
             if let (Some((namespace, pod)), Some(status)) =
@@ -167,7 +167,7 @@ impl Agent {
     }
 
     /// Figures of all probes.
-    pub(in crate::agent) fn probes(&self) -> NodeFigures {
+    pub(in crate::agent) fn probes(&self) -> NodeProbeFigures {
         self.owners.probes.figures(|uid| self.name_of(uid))
     }
 
@@ -179,14 +179,14 @@ impl Agent {
     }
 
     /// Facts of the node that the Node object needs from others.
-    pub(in crate::agent) fn standing(&self) -> Standing {
+    pub(in crate::agent) fn standing(&self) -> NodeConditionInputs {
         let clock = &self.tools.clock;
         let cluster = self.owners.cluster.as_ref();
         let mut not_ready = self.view.ready_errors(clock.now());
         if self.stop.shutdown.is_under_way() {
             not_ready.push(shutdown::NOT_READY.into());
         }
-        Standing {
+        NodeConditionInputs {
             not_ready,
             records_wait: self.pods.records_wait(),
             pressure: self.eviction.conditions(),
@@ -197,9 +197,13 @@ impl Agent {
     }
 
     /// Stored status of a container that is probed.
-    pub(in crate::agent) fn shown_container(&self, uid: &PodUid, name: &str) -> ShownContainer {
+    pub(in crate::agent) fn shown_container(
+        &self,
+        uid: &PodUid,
+        name: &str,
+    ) -> ProbedContainerStatus {
         let host = self.owners.node.host_ip();
-        let look = |status: &PodStatus| ShownContainer::of(status, name, host);
+        let look = |status: &PodStatus| ProbedContainerStatus::of(status, name, host);
         self.pods.status(uid).map(look).unwrap_or_default()
     }
 }

@@ -1,33 +1,33 @@
 //! Consequences of a listing of the runtime.
 
-use super::{Agent, Effect, Listing, runtime_view::Listed};
+use super::{Agent, AgentEffect, RuntimeListing, runtime_view::ListingResult};
 use crate::{
-    agent::ring::{self, Heard},
-    api::Mono,
+    agent::ring::{self, RecordedEvent},
+    api::MonoTime,
     logic::{dispatch, pleg},
 };
 
 impl Agent {
     /// Events of a listing find a status at least as new in the cache: what differs is read before they are made (PLEG-07).
-    pub(super) fn on_listed(&mut self, listing: Listing, now: Mono) {
+    pub(super) fn on_listed(&mut self, listing: RuntimeListing, now: MonoTime) {
         match self.view.listed(&listing) {
-            Listed::Differs(pods) => {
-                let effect = Effect::Inspect(pods, listing.inspect);
+            ListingResult::Differs(pods) => {
+                let effect = AgentEffect::Inspect(pods, listing.inspect);
                 self.effects.push_back(effect);
             }
-            Listed::Complete(happened) => self.on_pleg(happened, now),
+            ListingResult::Complete(happened) => self.on_pleg(happened, now),
         }
     }
 
-    pub(super) fn on_pleg(&mut self, events: Vec<pleg::Event>, now: Mono) {
+    pub(super) fn on_pleg(&mut self, events: Vec<pleg::PlegEvent>, now: MonoTime) {
         self.take_in_early(now);
         let discarded = self.view.discarded();
         self.tools.counters.count(|c| c.discarded(discarded));
         if !events.is_empty() {
-            self.rounds.search_due = Mono(0);
+            self.rounds.search_due = MonoTime(0);
         }
         for event in events {
-            let heard = Heard::Pleg {
+            let heard = RecordedEvent::Pleg {
                 pod: ring::cut(event.uid.as_str()),
                 kind: format!("{:?}", event.kind),
                 id: ring::cut(&event.id),
@@ -39,7 +39,7 @@ impl Agent {
                 self.pods.resync(&event.uid, now);
             }
             if reaction.clean_dead {
-                self.effects.push_back(Effect::TidyDead(
+                self.effects.push_back(AgentEffect::TidyDead(
                     event.uid.clone(),
                     event.id.as_ref().into(),
                 ));

@@ -3,13 +3,13 @@
 
 use super::Agent;
 use crate::{
-    api::{Mono, PodUid},
+    api::{MonoTime, PodUid},
     logic::admission::Rejection,
 };
 
 impl Agent {
     /// Has the Node read, and judges pods that need not wait any more.
-    pub(super) fn turn_rereads(&mut self, now: Mono) {
+    pub(super) fn turn_rereads(&mut self, now: MonoTime) {
         if self.sources.rereads.poll_read(now)
             && let Some(cluster) = &self.owners.cluster
         {
@@ -25,7 +25,7 @@ impl Agent {
     }
 
     /// Holds the pod back until the Node was read. Returns whether it is; otherwise it is refused.
-    pub(super) fn holds_for_node(&mut self, uid: &PodUid, why: &Rejection, now: Mono) -> bool {
+    pub(super) fn holds_for_node(&mut self, uid: &PodUid, why: &Rejection, now: MonoTime) -> bool {
         // A node that stands alone has nobody to ask.
         let is_held = self.owners.cluster.is_some() && self.sources.rereads.hold(uid, now);
         if is_held {

@@ -4,28 +4,31 @@ use alloc::collections::VecDeque;
 use core::any::Any;
 
 use super::{
-    Agent, Effect, Owners, Pods, Purpose, Tools, runtime_view::RuntimeView, sources::Sources,
+    Agent, AgentEffect, AgentTools, LoadPurpose, PodRegistry, StateOwners,
+    runtime_view::RuntimeView, sources::PodSources,
 };
 use crate::{
     agent::{
-        node_resources::{Admission, GivenLate, NodeResources, ResourceNews, ResourceQuestion},
-        recorder::{About, Severity},
+        node_resources::{
+            LateResourceGrant, NodeResources, ResourceAdmission, ResourceNews, ResourceQuestion,
+        },
+        recorder::{EventSeverity, EventSubject},
     },
-    api::{ContainerId, Mono, Pod, PodStatus, PodUid},
+    api::{ContainerId, MonoTime, Pod, PodStatus, PodUid},
     logic::{
-        extended_resources::Amount, mirror::FullName, runtime_cache::Status,
+        extended_resources::ResourceUnits, mirror::PodFullName, runtime_cache::PodStatusResult,
         status::DEVICE_NOT_READY,
     },
-    server::backend::DeviceShown,
+    server::backend::DeviceReport,
 };
 
 /// The loop's knowledge of pods, for whoever offers resources.
 #[derive(Clone, Copy)]
 pub(crate) struct PodsView<'a> {
-    pods: &'a Pods,
+    pods: &'a PodRegistry,
     view: &'a RuntimeView,
-    sources: &'a Sources,
-    owners: &'a Owners,
+    sources: &'a PodSources,
+    owners: &'a StateOwners,
 }
 
 impl<'a> PodsView<'a> {
@@ -35,7 +38,7 @@ impl<'a> PodsView<'a> {
     }
 
     /// Last runtime status of the pod; an error if it could not be read.
-    pub(crate) fn runtime(&self, pod: &PodUid) -> Status {
+    pub(crate) fn runtime(&self, pod: &PodUid) -> PodStatusResult {
         self.view.status(pod)
     }
 
@@ -56,12 +59,12 @@ impl<'a> PodsView<'a> {
     }
 
     /// Namespace and name of a pod that a source has.
-    pub(crate) fn name(&self, pod: &PodUid) -> Option<&'a FullName> {
+    pub(crate) fn name(&self, pod: &PodUid) -> Option<&'a PodFullName> {
         self.pods.config(pod).map(|config| &config.id.name)
     }
 
     /// Pods that count for admission, with their names.
-    pub(crate) fn active(&self) -> impl Iterator<Item = (&'a PodUid, &'a FullName)> {
+    pub(crate) fn active(&self) -> impl Iterator<Item = (&'a PodUid, &'a PodFullName)> {
         let active = self.pods.active();
         active.map(|(uid, config)| (uid, &config.id.name))
     }
@@ -91,12 +94,12 @@ impl<'a> PodsView<'a> {
 
 /// The loop, as far as whoever offers resources changes it.
 pub(crate) struct PodLoop<'a> {
-    pods: &'a mut Pods,
+    pods: &'a mut PodRegistry,
     view: &'a RuntimeView,
-    sources: &'a Sources,
-    owners: &'a Owners,
-    tools: &'a Tools,
-    effects: &'a mut VecDeque<Effect>,
+    sources: &'a PodSources,
+    owners: &'a StateOwners,
+    tools: &'a AgentTools,
+    effects: &'a mut VecDeque<AgentEffect>,
 }
 
 impl PodLoop<'_> {
@@ -111,22 +114,23 @@ impl PodLoop<'_> {
     }
 
     /// Syncs the pod soon.
-    pub(crate) fn resync(&mut self, pod: &PodUid, now: Mono) {
+    pub(crate) fn resync(&mut self, pod: &PodUid, now: MonoTime) {
         self.pods.resync(pod, now);
     }
 
     /// Admits the pod again.
     pub(crate) fn admit_again(&mut self, pod: PodUid) {
-        self.effects.push_back(Effect::Load(pod, Purpose::Create));
+        self.effects
+            .push_back(AgentEffect::Load(pod, LoadPurpose::Create));
     }
 
     /// Asks the outside; the answer comes back as news.
     pub(crate) fn ask(&mut self, question: ResourceQuestion) {
-        self.effects.push_back(Effect::AskResources(question));
+        self.effects.push_back(AgentEffect::AskResources(question));
     }
 
     /// Tells the Node what is offered now.
-    pub(crate) fn offer(&self, amounts: Vec<Amount>) {
+    pub(crate) fn offer(&self, amounts: Vec<ResourceUnits>) {
         self.owners.node.set_devices(amounts);
     }
 
@@ -135,11 +139,11 @@ impl PodLoop<'_> {
         &self,
         pod: &PodUid,
         container: &str,
-        (severity, reason): (Severity, &str),
+        (severity, reason): (EventSeverity, &str),
         message: &str,
     ) {
         if let Some(name) = self.view().name(pod) {
-            let about = About {
+            let about = EventSubject {
                 uid: pod,
                 namespace: &name.namespace,
                 name: &name.name,
@@ -179,14 +183,14 @@ impl Agent {
 
     /// Gives an admitted pod the resources that it asks for. Returns whether it may run now; otherwise it waits, or is
     /// refused.
-    pub(super) fn give_resources(&mut self, pod: &Pod, now: Mono) -> bool {
+    pub(super) fn give_resources(&mut self, pod: &Pod, now: MonoTime) -> bool {
         let uid = &pod.metadata.uid;
         let was_told = self.pods_view().is_told_to_wait(uid);
         match self.with_resources(|own, pods| own.admit(pod, pods, now)) {
-            Admission::Given => return true,
-            Admission::Held => {}
-            Admission::Waits(message) => self.tell_waits(pod, &message, was_told),
-            Admission::Refused(rejection) => self.refuse(pod, &rejection),
+            ResourceAdmission::Given => return true,
+            ResourceAdmission::Held => {}
+            ResourceAdmission::Waits(message) => self.tell_waits(pod, &message, was_told),
+            ResourceAdmission::Refused(rejection) => self.refuse(pod, &rejection),
         }
         false
     }
@@ -200,12 +204,12 @@ impl Agent {
             self.resources.forget_waiting(&pod.metadata.uid);
         } else if !was_told {
             let recorder = &self.tools.recorder;
-            recorder.pod(pod, Severity::Warning, DEVICE_NOT_READY, message);
+            recorder.pod(pod, EventSeverity::Warning, DEVICE_NOT_READY, message);
         }
     }
 
     /// Replaces what a pod holds and cannot begin with (DEV-08).
-    pub(super) fn replace_resources(&mut self, pod: &Pod, now: Mono) {
+    pub(super) fn replace_resources(&mut self, pod: &Pod, now: MonoTime) {
         let refused = self.with_resources(|own, pods| own.replace(pod, pods, now));
         if let Some(rejection) = refused {
             self.refuse(pod, &rejection);
@@ -214,7 +218,7 @@ impl Agent {
 
     /// Gives resources to a running pod that holds none but is about to start a container (DEV-10). Its running containers
     /// go on in any case.
-    pub(super) fn give_resources_late(&mut self, pod: &Pod, now: Mono) -> GivenLate {
+    pub(super) fn give_resources_late(&mut self, pod: &Pod, now: MonoTime) -> LateResourceGrant {
         let (given, refused) = self.with_resources(|own, pods| own.give_late(pod, pods, now));
         if let Some(rejection) = refused {
             self.refuse(pod, &rejection);
@@ -223,7 +227,7 @@ impl Agent {
     }
 
     /// Returns true if the pod waits for a resource and its time is not over.
-    pub(super) fn waits_for_resource(&self, uid: &PodUid, now: Mono) -> bool {
+    pub(super) fn waits_for_resource(&self, uid: &PodUid, now: MonoTime) -> bool {
         self.resources.may_wait(uid, &self.pods_view(), now)
     }
 
@@ -233,12 +237,12 @@ impl Agent {
     }
 
     /// Takes in news of resources.
-    pub(super) fn on_resources(&mut self, news: ResourceNews, now: Mono) {
+    pub(super) fn on_resources(&mut self, news: ResourceNews, now: MonoTime) {
         self.with_resources(|own, pods| own.take_news(news, pods, now));
     }
 
     /// Time has passed.
-    pub(super) fn turn_resources(&mut self, now: Mono) {
+    pub(super) fn turn_resources(&mut self, now: MonoTime) {
         if self.resources.next_timeout().is_some_and(|due| due <= now) {
             self.with_resources(|own, pods| own.handle_timeout(pods, now));
         }
@@ -250,7 +254,7 @@ impl Agent {
     }
 
     /// Every unit of resources, for people.
-    pub(in crate::agent) fn shown_resources(&self) -> Vec<DeviceShown> {
+    pub(in crate::agent) fn shown_resources(&self) -> Vec<DeviceReport> {
         self.resources.shown(&self.pods_view())
     }
 

@@ -9,16 +9,20 @@ use smol::channel::Sender;
 
 use crate::{
     api::{
-        ContainerId, Mono, ObjectMeta, PodUid, Wall,
+        ContainerId, MonoTime, ObjectMeta, PodUid, WallTime,
         cri::{
-            Condition, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, RuntimeStatus,
+            ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, RuntimeCondition,
+            RuntimeStatus,
         },
     },
     logic::{
         clock_history::ClockHistory,
         loop_health::{RuntimeDown, RuntimeGate},
         pleg::{self, Pleg, RunningCounts},
-        runtime_cache::{NoStatus, RunningPod, RunningPods, RuntimeCache, Seen, Status},
+        runtime_cache::{
+            PodStatusResult, RunningPod, RunningPods, RuntimeCache, RuntimeReadTime,
+            RuntimeStatusError,
+        },
     },
 };
 
@@ -30,13 +34,13 @@ pub(super) struct RuntimeView {
     running: RunningPods,
     gate: RuntimeGate,
     /// Asks for a relist that begins later than this; a full channel means one is asked for already.
-    relist: Sender<Mono>,
+    relist: Sender<MonoTime>,
 }
 
 /// All pods of the runtime.
-pub(in crate::agent) struct Listing {
+pub(in crate::agent) struct RuntimeListing {
     /// Start of the listing: its content is at least that new.
-    pub(in crate::agent) begun: Mono,
+    pub(in crate::agent) begun: MonoTime,
     /// Pods, in any order.
     pub(in crate::agent) pods: Vec<PodItem>,
     /// Channel by which the loop names the pods to inspect, at most once. Dropped: none.
@@ -44,27 +48,27 @@ pub(in crate::agent) struct Listing {
 }
 
 /// The pods that differed in a listing.
-pub(in crate::agent) struct Inspection {
+pub(in crate::agent) struct RuntimeInspection {
     /// Start of that listing.
-    pub(in crate::agent) begun: Mono,
+    pub(in crate::agent) begun: MonoTime,
     /// Start of that listing by the wall clock.
-    pub(in crate::agent) wall: Wall,
+    pub(in crate::agent) wall: WallTime,
     /// Status of each inspected pod, or the reason why it could not be read.
-    pub(in crate::agent) statuses: Vec<(PodUid, Result<PodRuntimeStatus, NoStatus>)>,
+    pub(in crate::agent) statuses: Vec<(PodUid, Result<PodRuntimeStatus, RuntimeStatusError>)>,
 }
 
 /// Result of a listing.
 #[derive(Debug)]
-pub(super) enum Listed {
+pub(super) enum ListingResult {
     /// These pods differ and are to be read, sorted by UID; never none.
     Differs(Vec<PodUid>),
     /// No pod has to be inspected; these events follow from the list alone.
-    Complete(Vec<pleg::Event>),
+    Complete(Vec<pleg::PlegEvent>),
 }
 
 impl RuntimeView {
     /// A runtime that was not asked yet. `relist` reaches the [`Relister`](crate::agent::relister::Relister).
-    pub(super) fn new(relist: Sender<Mono>) -> Self {
+    pub(super) fn new(relist: Sender<MonoTime>) -> Self {
         Self {
             pleg: Pleg::default(),
             cache: RuntimeCache::default(),
@@ -75,7 +79,7 @@ impl RuntimeView {
     }
 
     /// Last status of a pod; empty if the runtime does not know it.
-    pub(super) fn status(&self, uid: &PodUid) -> Status {
+    pub(super) fn status(&self, uid: &PodUid) -> PodStatusResult {
         self.cache.get(uid)
     }
 
@@ -86,12 +90,12 @@ impl RuntimeView {
 
     /// Last statuses, sorted by UID; pods whose status could not be read are left out.
     pub(super) fn statuses(&self) -> Vec<Rc<PodRuntimeStatus>> {
-        let read = |(_, status): (_, &Status)| status.as_ref().ok().cloned();
+        let read = |(_, status): (_, &PodStatusResult)| status.as_ref().ok().cloned();
         self.cache.iter().filter_map(read).collect()
     }
 
     /// End of a container's newest ended instance, for its back-off; `None` if none has ended.
-    pub(super) fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<Mono> {
+    pub(super) fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<MonoTime> {
         self.cache.last_end(status, container)
     }
 
@@ -134,12 +138,12 @@ impl RuntimeView {
     }
 
     /// Pods that ran at the last relist; `None` if that is too long ago.
-    pub(super) fn running(&self, now: Mono) -> Option<Vec<RunningPod>> {
+    pub(super) fn running(&self, now: MonoTime) -> Option<Vec<RunningPod>> {
         self.running.fresh(now).map(<[_]>::to_vec)
     }
 
     /// Returns true if the last relist is young and showed no running container.
-    pub(super) fn nothing_runs(&self, now: Mono) -> bool {
+    pub(super) fn nothing_runs(&self, now: MonoTime) -> bool {
         self.running.fresh(now).is_some_and(<[_]>::is_empty)
     }
 
@@ -154,26 +158,26 @@ impl RuntimeView {
     }
 
     /// Start of the last successful relist.
-    pub(super) fn last_relist(&self) -> Option<Mono> {
+    pub(super) fn last_relist(&self) -> Option<MonoTime> {
         self.pleg.last_relist()
     }
 
     /// Returns true if pods may be worked on: the runtime answers and relists succeed (LOOP-02, LOOP-03). A runtime
     /// that is
     /// not ready but can still stop its containers only prevents starts: [`RuntimeView::start_problem`].
-    pub(super) fn may_run_pods(&self, now: Mono) -> bool {
+    pub(super) fn may_run_pods(&self, now: MonoTime) -> bool {
         let pleg = self.pleg.healthy(now);
         self.gate.check_hold(pleg, now).is_ok()
     }
 
     /// Reason why no pod is worked on, if there is one.
-    pub(super) fn down(&self, now: Mono) -> Option<RuntimeDown> {
+    pub(super) fn down(&self, now: MonoTime) -> Option<RuntimeDown> {
         let pleg = self.pleg.healthy(now);
         self.gate.check(pleg, now).err()
     }
 
     /// Problems of the runtime that make the node not ready; empty if there are none.
-    pub(super) fn ready_errors(&self, now: Mono) -> Vec<String> {
+    pub(super) fn ready_errors(&self, now: MonoTime) -> Vec<String> {
         let pleg = self.pleg.healthy(now);
         self.gate.ready_errors(pleg, now)
     }
@@ -189,44 +193,44 @@ impl RuntimeView {
     }
 
     /// Last readiness of the runtime and of its network; `None` if it is too old.
-    pub(super) fn conditions(&self, now: Mono) -> Option<(bool, bool)> {
+    pub(super) fn conditions(&self, now: MonoTime) -> Option<(bool, bool)> {
         let status = self.gate.fresh(now)?;
         Some((status.runtime_ready.ok, status.network_ready.ok))
     }
 
     /// Returns true if the last successful relist is too long ago.
-    pub(super) fn relists_fail(&self, now: Mono) -> bool {
+    pub(super) fn relists_fail(&self, now: MonoTime) -> bool {
         self.pleg.healthy(now).is_err()
     }
 
     /// Asks for a relist soon: something was changed at the runtime.
     pub(super) fn request_relist(&self) {
         // Full: one is on its way already.
-        let _ = self.relist.try_send(Mono(0));
+        let _ = self.relist.try_send(MonoTime(0));
     }
 
     /// The runtime was listed.
-    pub(super) fn listed(&mut self, listing: &Listing) -> Listed {
+    pub(super) fn listed(&mut self, listing: &RuntimeListing) -> ListingResult {
         let (pleg, cache) = (&mut self.pleg, &mut self.cache);
         self.running.set(&listing.pods, listing.begun);
         let differs = pleg.listed(&listing.pods, cache, listing.begun);
         if !differs.is_empty() {
-            return Listed::Differs(differs);
+            return ListingResult::Differs(differs);
         }
         cache.set_time(listing.begun);
-        Listed::Complete(core::iter::from_fn(|| pleg.poll_event()).collect())
+        ListingResult::Complete(core::iter::from_fn(|| pleg.poll_event()).collect())
     }
 
     /// The pods that differed were read. Returns what happened, in order. What belongs to a listing before the last one is no
     /// news: those pods were named again.
     pub(super) fn inspected(
         &mut self,
-        inspection: Inspection,
+        inspection: RuntimeInspection,
         clock: &ClockHistory,
-        now: Mono,
-    ) -> Vec<pleg::Event> {
+        now: MonoTime,
+    ) -> Vec<pleg::PlegEvent> {
         let (pleg, cache) = (&mut self.pleg, &mut self.cache);
-        let Inspection {
+        let RuntimeInspection {
             begun,
             wall,
             statuses,
@@ -235,7 +239,7 @@ impl RuntimeView {
             return Vec::new();
         }
         for (uid, status) in statuses {
-            let seen = Seen {
+            let seen = RuntimeReadTime {
                 at: begun,
                 wall,
                 until: now,
@@ -253,18 +257,18 @@ impl RuntimeView {
     }
 
     /// The runtime's conditions were read.
-    pub(super) fn take_status(&mut self, status: RuntimeStatus, now: Mono) {
+    pub(super) fn take_status(&mut self, status: RuntimeStatus, now: MonoTime) {
         tell_change(self.gate.status(), &status);
         self.gate.on_status(status, now);
     }
 }
 
 /// Selects one of the runtime's conditions.
-type Pick = fn(&RuntimeStatus) -> &Condition;
+type ConditionSelector = fn(&RuntimeStatus) -> &RuntimeCondition;
 
 /// Tells the log which conditions differ from those before.
 fn tell_change(before: Option<&RuntimeStatus>, status: &RuntimeStatus) {
-    let pick: [(&str, Pick); 2] = [
+    let pick: [(&str, ConditionSelector); 2] = [
         ("runtime", |s| &s.runtime_ready),
         ("network", |s| &s.network_ready),
     ];

@@ -14,69 +14,69 @@ use smol::channel::Sender;
 
 use crate::{
     agent::{
-        outcome::Recalled,
+        outcome::EarlierOutcome,
         pod_store::RETRY,
-        views::{Change, Taken},
+        views::{ApiPodChange, DeliveryResult},
     },
-    api::{Mono, Pod, PodUid, received::Delivered},
+    api::{MonoTime, Pod, PodUid, received::SnapshotEntry},
     logic::{
-        admission::Rereads,
-        mux::{Mux, Op, Source},
+        admission::NodeRereads,
+        mux::{PodSource, SourceMux, SourceOperation},
     },
-    source::Snapshot,
+    source::SourceSnapshot,
 };
 
 /// News of a source.
-pub(in crate::agent) struct Delivery {
+pub(in crate::agent) struct SourceDelivery {
     /// News of the source.
     pub(in crate::agent) news: SourceNews,
     /// Takes what became of it, once it was acted upon.
-    pub(in crate::agent) answer: Sender<Taken>,
+    pub(in crate::agent) answer: Sender<DeliveryResult>,
 }
 
 /// News of one source.
 pub(in crate::agent) enum SourceNews {
     /// All that lies in the manifest directory.
-    Manifests(Box<Snapshot>),
+    Manifests(Box<SourceSnapshot>),
     /// All that is at the URL.
-    Url(Vec<Delivered>),
+    Url(Vec<SnapshotEntry>),
     /// A change at the apiserver.
-    Api(Change),
+    Api(ApiPodChange),
 }
 
 /// Rest of a delivery's work, done once its pods are recorded.
-pub(in crate::agent) struct Rest {
+pub(in crate::agent) struct DeliveryFollowUp {
     /// Named as unchanged, and nobody knows them.
     pub(super) unknown: Vec<PodUid>,
     /// ConfigMaps or Secrets of the manifest directory changed.
     pub(super) objects_changed: bool,
-    pub(super) answer: Sender<Taken>,
+    pub(super) answer: Sender<DeliveryResult>,
 }
 
 /// Last word of each source, and deliveries that are not recorded yet.
 #[derive(Debug)]
-pub(super) struct Sources {
-    pub(super) mux: Mux,
+pub(super) struct PodSources {
+    pub(super) mux: SourceMux,
     /// Pods of the API that were found on disk at the start, until all were told.
     pub(super) on_disk: Vec<Pod>,
     /// New pods that came before the runtime was first listed: until then nobody knows who of them runs.
     pub(super) early: Vec<Pod>,
     /// New pods that wait until the Node was read once more.
-    pub(super) rereads: Rereads,
+    pub(super) rereads: NodeRereads,
     /// Instant of the last reading of the manifests.
-    pub(super) manifests_read: Option<Mono>,
+    pub(super) manifests_read: Option<MonoTime>,
     /// Instant of the next look at records that wait for the disk; `None` if none waits or a look is under way.
-    pub(super) settle_at: Option<Mono>,
+    pub(super) settle_at: Option<MonoTime>,
 }
 
-impl Sources {
+impl PodSources {
     /// Begins without a report of any source. An agent before this one may have left records that wait for the disk.
-    pub(super) fn new(sources: &[Source], now: Mono) -> Self {
+    pub(super) fn new(sources: &[PodSource], now: MonoTime) -> Self {
         Self {
-            mux: Mux::new(sources),
+            mux: SourceMux::new(sources),
             on_disk: Vec::new(),
             early: Vec::new(),
-            rereads: Rereads::default(),
+            rereads: NodeRereads::default(),
             manifests_read: None,
             settle_at: Some(now),
         }
@@ -88,37 +88,37 @@ impl Sources {
     }
 
     /// Returns true if this source has reported and its report was handled.
-    pub(super) fn is_ready(&self, source: Source) -> bool {
+    pub(super) fn is_ready(&self, source: PodSource) -> bool {
         self.mux.source_ready(source)
     }
 
     /// Notes that the last report of a source was handled.
-    pub(super) fn handled(&mut self, source: Source) {
+    pub(super) fn handled(&mut self, source: PodSource) {
         self.mux.mark_handled(source);
     }
 
     /// Instant of the last reading of the manifests.
-    pub(super) const fn manifests_read(&self) -> Option<Mono> {
+    pub(super) const fn manifests_read(&self) -> Option<MonoTime> {
         self.manifests_read
     }
 
     /// Notes a reading of the manifests that found no change.
-    pub(super) const fn read_manifests(&mut self, now: Mono) {
+    pub(super) const fn read_manifests(&mut self, now: MonoTime) {
         self.manifests_read = Some(now);
     }
 
-    /// Instant at which [`Sources::take_settle`] returns true.
-    pub(super) const fn next_timeout(&self) -> Option<Mono> {
+    /// Instant at which [`PodSources::take_settle`] returns true.
+    pub(super) const fn next_timeout(&self) -> Option<MonoTime> {
         self.settle_at
     }
 
     /// Records wait for a disk that cannot be written, or no longer do.
-    pub(super) fn note_waiting(&mut self, waiting: bool, now: Mono) {
+    pub(super) fn note_waiting(&mut self, waiting: bool, now: MonoTime) {
         self.settle_at = waiting.then(|| now + RETRY);
     }
 
     /// Returns true, once, if it is time to look at records that wait.
-    pub(super) fn take_settle(&mut self, now: Mono) -> bool {
+    pub(super) fn take_settle(&mut self, now: MonoTime) -> bool {
         let due = self.settle_at.is_some_and(|at| at <= now);
         if due {
             self.settle_at = None;
@@ -151,23 +151,23 @@ impl ConfigOp {
 }
 
 /// Pods of a source that are to be recorded.
-pub(in crate::agent) struct Recording {
-    pub(in crate::agent) source: Source,
-    pub(in crate::agent) ops: Vec<Op>,
+pub(in crate::agent) struct PodRecording {
+    pub(in crate::agent) source: PodSource,
+    pub(in crate::agent) ops: Vec<SourceOperation>,
     /// Work of the loop after the recording.
-    pub(in crate::agent) rest: Rest,
+    pub(in crate::agent) rest: DeliveryFollowUp,
 }
 
 /// Result of a recording.
-pub(in crate::agent) struct Recorded {
-    pub(in crate::agent) source: Source,
+pub(in crate::agent) struct RecordingResult {
+    pub(in crate::agent) source: PodSource,
     /// Pods whose records are on disk.
     pub(in crate::agent) told: Vec<ConfigOp>,
     /// Outcomes of an earlier boot for some of these pods.
-    pub(in crate::agent) outcomes: BTreeMap<PodUid, Recalled>,
+    pub(in crate::agent) outcomes: BTreeMap<PodUid, EarlierOutcome>,
     /// Pods that could not be recorded, and why.
     pub(in crate::agent) failed: Vec<(Pod, String)>,
     /// Set if records wait for the disk.
     pub(in crate::agent) waiting: bool,
-    pub(in crate::agent) rest: Rest,
+    pub(in crate::agent) rest: DeliveryFollowUp,
 }

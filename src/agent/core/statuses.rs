@@ -7,41 +7,41 @@ use super::Agent;
 use crate::{
     agent::{
         clock::Clock,
-        cluster::{ApiWriter, News},
-        node::Node,
+        cluster::{ApiWriter, PodNews},
+        node::LocalNode,
         node_resources::NodeResources,
-        pods::Pods,
-        probes::Probes,
-        recorder::{Recorder, Severity},
-        times::Times,
+        pods::PodRegistry,
+        probes::NodeProbes,
+        recorder::{EventRecorder, EventSeverity},
+        times::DateCorrector,
         vitals::WorkCounters,
     },
     api::{
         Pod, PodStatus, PodUid,
         cri::{DEFAULT_HANDLER, PodRuntimeStatus},
-        pod_status::Phase,
+        pod_status::PodPhase,
     },
     logic::{
         conditions,
-        pod_table::Handle,
+        pod_table::PodHandle,
         status::{
             DEADLINE_EXCEEDED, PodFailure, StatusInput, generate_pod_status, past_active_deadline,
             rejected_status,
         },
-        status_update::{ProbeChange, Update, redate, with_condition, with_probe_result},
+        status_update::{ProbeChange, StatusVerdict, redate, with_condition, with_probe_result},
     },
     runtime::RuntimeService,
 };
 
 /// Parts of the agent that a status is made of, and the receivers of statuses.
-pub(super) struct Statuses<'a> {
-    pods: &'a mut Pods,
-    probes: &'a Probes,
+pub(super) struct StatusGenerator<'a> {
+    pods: &'a mut PodRegistry,
+    probes: &'a NodeProbes,
     resources: &'a dyn NodeResources,
-    node: &'a Node,
+    node: &'a LocalNode,
     clock: &'a dyn Clock,
-    times: &'a Times,
-    recorder: &'a Recorder,
+    times: &'a DateCorrector,
+    recorder: &'a EventRecorder,
     counters: &'a WorkCounters,
     runtime: &'a dyn RuntimeService,
     /// Writer to the apiserver, if there is one.
@@ -50,8 +50,8 @@ pub(super) struct Statuses<'a> {
 
 impl Agent {
     /// Borrows the parts that make and send statuses.
-    pub(super) fn statuses(&mut self) -> Statuses<'_> {
-        Statuses {
+    pub(super) fn statuses(&mut self) -> StatusGenerator<'_> {
+        StatusGenerator {
             pods: &mut self.pods,
             probes: &self.owners.probes,
             resources: &*self.resources,
@@ -66,15 +66,19 @@ impl Agent {
     }
 }
 
-impl Statuses<'_> {
+impl StatusGenerator<'_> {
     /// The status to report now, from what the runtime says.
     pub(super) fn generate(&self, pod: &Pod, runtime: &PodRuntimeStatus) -> PodStatus {
         let failure = past_active_deadline(pod, self.active_for(pod));
         if let Some(failure) = &failure {
             let told = self.pods.status(&pod.metadata.uid);
             if told.is_none_or(|s| s.reason != DEADLINE_EXCEEDED) {
-                self.recorder
-                    .pod(pod, Severity::Normal, DEADLINE_EXCEEDED, &failure.message);
+                self.recorder.pod(
+                    pod,
+                    EventSeverity::Normal,
+                    DEADLINE_EXCEEDED,
+                    &failure.message,
+                );
             }
         }
         self.make(pod, runtime, false, failure.as_ref())
@@ -95,7 +99,7 @@ impl Statuses<'_> {
         &self,
         pod: &Pod,
         runtime: &PodRuntimeStatus,
-        handle: Handle,
+        handle: PodHandle,
     ) -> PodStatus {
         self.make(pod, runtime, true, self.stop_failure(handle).as_ref())
     }
@@ -105,7 +109,7 @@ impl Statuses<'_> {
         &self,
         pod: &Pod,
         runtime: &PodRuntimeStatus,
-        handle: Handle,
+        handle: PodHandle,
     ) -> PodStatus {
         self.make(pod, runtime, false, self.stop_failure(handle).as_ref())
     }
@@ -167,7 +171,7 @@ impl Statuses<'_> {
     }
 
     /// Failure that the termination of the pod wants in its status.
-    fn stop_failure(&self, handle: Handle) -> Option<PodFailure> {
+    fn stop_failure(&self, handle: PodHandle) -> Option<PodFailure> {
         let stop = self.pods.table().stop_status(handle)?;
         Some(PodFailure {
             reason: stop.reason.to_string(),
@@ -184,7 +188,7 @@ impl Statuses<'_> {
     }
 
     /// Has the pod woken when its active deadline passes.
-    pub(super) fn watch_deadline(&mut self, handle: Handle, pod: &Pod) {
+    pub(super) fn watch_deadline(&mut self, handle: PodHandle, pod: &Pod) {
         let limit = pod
             .spec
             .active_deadline_seconds
@@ -202,21 +206,21 @@ impl Statuses<'_> {
         self.keep(pod, |pods| pods.set_status(pod, status, now));
     }
 
-    fn keep(&mut self, pod: &Pod, store: impl FnOnce(&mut Pods) -> Update) {
+    fn keep(&mut self, pod: &Pod, store: impl FnOnce(&mut PodRegistry) -> StatusVerdict) {
         let meta = &pod.metadata;
         let before = self.pods.status(&meta.uid).map(|s| s.phase);
         match store(self.pods) {
-            Update::Changed => {
+            StatusVerdict::Changed => {
                 if let Some(api) = self.api {
-                    api.on(News::Status);
+                    api.on(PodNews::Status);
                 }
             }
-            Update::Illegal { container } => log::error!(
+            StatusVerdict::Illegal { container } => log::error!(
                 "pod={}/{} container={container} status dropped: it would bring a terminated container back",
                 meta.namespace,
                 meta.name
             ),
-            Update::Same => {}
+            StatusVerdict::Same => {}
         }
         let status = self.pods.status(&meta.uid);
         if let Some(status) = status.filter(|status| before != Some(status.phase)) {
@@ -237,12 +241,12 @@ impl Statuses<'_> {
     }
 
     /// A pod that came while we watched runs for the first time, or never will.
-    fn note_start(&mut self, uid: &PodUid, phase: Phase) {
-        if phase == Phase::Pending {
+    fn note_start(&mut self, uid: &PodUid, phase: PodPhase) {
+        if phase == PodPhase::Pending {
             return;
         }
         let since = self.pods.take_start(uid);
-        if let Some(since) = since.filter(|_| phase == Phase::Running) {
+        if let Some(since) = since.filter(|_| phase == PodPhase::Running) {
             let took = self.clock.now() - since;
             self.counters.count(|c| c.pod_started(took));
         }
@@ -267,7 +271,7 @@ impl Statuses<'_> {
         let mut status = self.generate(pod, runtime);
         let waits = !status.phase.is_terminal();
         if waits {
-            status.phase = Phase::Pending;
+            status.phase = PodPhase::Pending;
             status.reason = reason.into();
             status.message = message.into();
         }

@@ -7,17 +7,20 @@ use core::net::IpAddr;
 use super::Agent;
 use crate::{
     agent::{
-        executor::{Begun, Cancel, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell},
-        outcome::Outcome,
-        ring::Stepped,
+        executor::{
+            CallCancel, CallChannel, CallPlan, CallStep, ContainerStartResult, ContainerWaitReason,
+            CrashLoopGrant, StartProblem, StepSender, SyncOrders,
+        },
+        outcome::PodOutcome,
+        ring::RecordedStep,
     },
     api::{
-        Container, Mono, Pod, PodSpec, PodStatus, PodUid,
+        Container, MonoTime, Pod, PodSpec, PodStatus, PodUid,
         cri::{ContainerStatus, PodRuntimeStatus},
         pod::RestartPolicy,
     },
     logic::{
-        actions, metrics::own::ContainerType, outcome, pod_kind, pod_table::Handle,
+        actions, metrics::own::ContainerType, outcome, pod_kind, pod_table::PodHandle,
         status::PodFailure,
     },
 };
@@ -27,18 +30,18 @@ impl Agent {
     /// decision may rest on it. It could when the call became due.
     pub(in crate::agent) fn plan(
         &self,
-        call: Handle,
+        call: PodHandle,
         uid: PodUid,
-        cancel: Rc<Cancel>,
-        tell: Tell,
-    ) -> Option<Plan> {
+        cancel: Rc<CallCancel>,
+        tell: StepSender,
+    ) -> Option<CallPlan> {
         let Ok(runtime) = self.view.status(&uid) else {
             self.tell_status_failed(call);
             return None;
         };
         // Behind it what the runtime has forgotten since a boot ago.
         let runtime = with_succeeded(runtime, self.pods.succeeded(&uid));
-        Some(Plan {
+        Some(CallPlan {
             runtime,
             objects: Rc::clone(&self.objects),
             host_ips: self.owners.node.host_ips(),
@@ -49,46 +52,46 @@ impl Agent {
             held: self.resources.held_by(&uid),
             grace_s: self.pods.table().grace_s(call),
             cancel,
-            line: Line { call, tell },
+            line: CallChannel { call, tell },
             uid,
         })
     }
 
     /// Takes in a step of a call.
-    pub(super) fn on_step(&mut self, call: Handle, step: Step, now: Mono) {
+    pub(super) fn on_step(&mut self, call: PodHandle, step: CallStep, now: MonoTime) {
         self.note_step(call, &step, now);
         match step {
-            Step::Begun {
+            CallStep::Begun {
                 pod,
                 runtime,
                 failure,
                 answer,
             } => answer.give(self.begun(call, &pod, &runtime, failure.as_ref(), now)),
-            Step::OutcomeKept(waits, answer) => {
+            CallStep::OutcomeKept(waits, answer) => {
                 if waits {
                     self.note_waiting(true, now);
                 }
                 let uid = self.pods.uid(call);
                 answer.give(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
             }
-            Step::Limited(limited) => self.set_limited(call, limited),
-            Step::Unsettled(pod) => self.replace_resources(&pod, now),
-            Step::HoldsNothing(pod, answer) => answer.give(self.give_resources_late(&pod, now)),
-            Step::Mounted(pod) => {
+            CallStep::Limited(limited) => self.set_limited(call, limited),
+            CallStep::Unsettled(pod) => self.replace_resources(&pod, now),
+            CallStep::HoldsNothing(pod, answer) => answer.give(self.give_resources_late(&pod, now)),
+            CallStep::Mounted(pod) => {
                 if self.owners.probes.add(&pod, now) {
-                    let step = Stepped::of(&pod.metadata.uid, "probed");
+                    let step = RecordedStep::of(&pod.metadata.uid, "probed");
                     self.stepped(now, step);
                 }
             }
-            Step::SandboxUp(pod) => self.statuses().sandbox_is_ready(&pod),
-            Step::Restarts {
+            CallStep::SandboxUp(pod) => self.statuses().sandbox_is_ready(&pod),
+            CallStep::Restarts {
                 pod,
                 container,
                 all,
                 runtime,
                 answer,
             } => answer.give(self.grant(&pod, &container, all, &runtime, now)),
-            Step::Acted {
+            CallStep::Acted {
                 pod,
                 starts,
                 failed,
@@ -107,7 +110,7 @@ impl Agent {
                     self.pods.resync(&pod.metadata.uid, now);
                 }
             }
-            Step::Stopping {
+            CallStep::Stopping {
                 pod,
                 runtime,
                 answer,
@@ -116,7 +119,7 @@ impl Agent {
                 let status = statuses.generate_stopping(&pod, &runtime, call);
                 let phase = status.phase;
                 statuses.store(&pod, status);
-                self.stepped(now, Stepped::to(&pod, "stopping", phase));
+                self.stepped(now, RecordedStep::to(&pod, "stopping", phase));
                 let uid = &pod.metadata.uid;
                 self.owners.probes.stopping(uid);
                 let of_node = self.owners.node.host_ips();
@@ -124,22 +127,22 @@ impl Agent {
                 let ips = status.map(|status| ips(&pod, status, of_node));
                 answer.give(ips.unwrap_or_default());
             }
-            Step::Killed => {
+            CallStep::Killed => {
                 if let Some(uid) = self.pods.uid(call) {
                     self.owners.probes.remove(&uid);
                 }
             }
-            Step::Stopped { pod, runtime } => {
+            CallStep::Stopped { pod, runtime } => {
                 let succeeded = self.pods.succeeded(&pod.metadata.uid);
                 let runtime = with_succeeded(runtime, succeeded);
                 let mut statuses = self.statuses();
                 let status = statuses.generate_final(&pod, &runtime, call);
                 let phase = status.phase;
                 statuses.store(&pod, status);
-                self.stepped(now, Stepped::to(&pod, "stopped", phase));
+                self.stepped(now, RecordedStep::to(&pod, "stopped", phase));
             }
-            Step::Changed => self.view.request_relist(),
-            Step::CleanedUp(pod) => {
+            CallStep::Changed => self.view.request_relist(),
+            CallStep::CleanedUp(pod) => {
                 self.set_limited(call, false);
                 if let Some(pod) = pod {
                     self.statuses().finish(&pod);
@@ -150,12 +153,12 @@ impl Agent {
 
     fn begun(
         &mut self,
-        call: Handle,
+        call: PodHandle,
         pod: &Pod,
         runtime: &PodRuntimeStatus,
         failure: Option<&PodFailure>,
-        now: Mono,
-    ) -> Begun {
+        now: MonoTime,
+    ) -> SyncOrders {
         let uid = &pod.metadata.uid;
         if let Some(since) = self.pods.take_unsynced(uid) {
             let containers = pod.spec.containers.len();
@@ -184,7 +187,7 @@ impl Agent {
             let problem = self.view.network_problem();
             problem.filter(|_| !pod.spec.host_network)
         };
-        let runs_nothing = self.view.start_problem().map(Problem::Runtime);
+        let runs_nothing = self.view.start_problem().map(StartProblem::Runtime);
         let mut actions = self.owners.probes.with(uid, |probes| {
             actions::compute_pod_actions(pod, runtime, probes)
         });
@@ -203,27 +206,27 @@ impl Agent {
         };
         let tells = !succeeded.is_empty() || (goes_on && actions.restart_all);
         let shown = || self.pods.status(uid).filter(|_| is_configured && tells);
-        let outcome = kept.or_else(|| shown().cloned()).map(|status| Outcome {
+        let outcome = kept.or_else(|| shown().cloned()).map(|status| PodOutcome {
             status,
             goes_on,
             succeeded,
         });
         let problem = runs_nothing
-            .or_else(|| self.namesake(pod).map(Problem::Name))
-            .or_else(|| network().map(Problem::Network))
+            .or_else(|| self.namesake(pod).map(StartProblem::Name))
+            .or_else(|| network().map(StartProblem::Network))
             .or_else(|| {
                 let waits = actions.starts_anything() && pod_kind::waits_for_clock(pod);
-                (waits && !self.tools.times.is_certain()).then_some(Problem::Clock)
+                (waits && !self.tools.times.is_certain()).then_some(StartProblem::Clock)
             });
         let why_not = problem.as_ref().map(|problem| match problem {
-            Problem::Runtime(_) => "runtime",
-            Problem::Name(_) => "name",
-            Problem::Network(_) => "network",
-            Problem::Clock => "clock",
+            StartProblem::Runtime(_) => "runtime",
+            StartProblem::Name(_) => "name",
+            StartProblem::Network(_) => "network",
+            StartProblem::Clock => "clock",
         });
-        let begun = Stepped::to(pod, "begun", phase);
+        let begun = RecordedStep::to(pod, "begun", phase);
         self.stepped(now, begun.because(why_not));
-        Begun {
+        SyncOrders {
             terminal,
             outcome,
             ips,
@@ -249,20 +252,20 @@ impl Agent {
         container: &str,
         all: bool,
         runtime: &PodRuntimeStatus,
-        now: Mono,
-    ) -> Granted {
+        now: MonoTime,
+    ) -> CrashLoopGrant {
         if let Some(container) = pod.spec.all_containers().find(|c| c.name == container) {
             let ended = self.view.last_end(runtime, &container.name);
             let granted = self.pods.grant_start(pod, container, all, ended, now);
             let waits = granted.as_ref().err().map(|wait| wait.until);
-            let step = Stepped::of(&pod.metadata.uid, "restarts");
+            let step = RecordedStep::of(&pod.metadata.uid, "restarts");
             self.stepped(now, step.about(&container.name).until(waits));
             granted?;
         }
         Ok(self.pods.delays())
     }
 
-    fn note_start(&mut self, pod: &Pod, start: &Started) {
+    fn note_start(&mut self, pod: &Pod, start: &ContainerStartResult) {
         let (uid, name) = (&pod.metadata.uid, &start.container);
         let reason = start.result.as_ref().map(drop).map_err(|e| e.reason);
         // What waits for its back-off was not tried.
@@ -273,13 +276,13 @@ impl Agent {
         }
         match &start.result {
             Ok(()) => self.pods.started(uid, name),
-            Err(NotStarted { reason, message }) => {
+            Err(ContainerWaitReason { reason, message }) => {
                 self.pods.start_failed(uid, name, reason, message);
             }
         }
     }
 
-    fn set_limited(&mut self, call: Handle, limited: bool) {
+    fn set_limited(&mut self, call: PodHandle, limited: bool) {
         if let Some(uid) = self.pods.uid(call) {
             self.pods.set_limited(&uid, limited);
         }

@@ -1,11 +1,11 @@
 //! Questions of tests to the agent between two turns of its loop. Only built for tests.
 
 use super::Agent;
-use crate::{agent::pods::Pods, api::PodUid, logic::pleg::RunningCounts};
+use crate::{agent::pods::PodRegistry, api::PodUid, logic::pleg::RunningCounts};
 
 impl Agent {
     /// All pods, for a test that changes them behind the loop's back.
-    pub(in crate::agent) const fn pods_mut(&mut self) -> &mut Pods {
+    pub(in crate::agent) const fn pods_mut(&mut self) -> &mut PodRegistry {
         &mut self.pods
     }
 

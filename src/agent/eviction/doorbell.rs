@@ -5,16 +5,16 @@ use alloc::rc::Rc;
 use smol::channel::Sender;
 
 use crate::{
-    agent::{clock::Clock, core::Event},
-    cgroup::MemoryBell,
+    agent::{clock::Clock, core::AgentEvent},
+    cgroup::MemoryDoorbell,
     logic::eviction::MIN_POLL,
 };
 
 /// Tells the loop of each ring, at most as often as a look may be made. Ends if the bell cannot ring any more.
 pub(in crate::agent) async fn listen(
-    mut bell: MemoryBell,
+    mut bell: MemoryDoorbell,
     clock: Rc<dyn Clock>,
-    events: Sender<Event>,
+    events: Sender<AgentEvent>,
 ) {
     // Bounded: each round waits for the kernel, and then for a second.
     loop {
@@ -24,7 +24,7 @@ pub(in crate::agent) async fn listen(
             );
             return;
         }
-        if events.send(Event::MemoryBell).await.is_err() {
+        if events.send(AgentEvent::MemoryBell).await.is_err() {
             return;
         }
         clock.until(clock.now() + MIN_POLL).await;

@@ -5,7 +5,7 @@ use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::{
     agent::pod_store::PodStore,
-    api::stats::{ContainerDisk, DiskUsage, PodUsage, VolumeUsage},
+    api::stats::{ContainerDiskUsage, DiskUsage, PodUsage, VolumeUsage},
     runtime::{RuntimeError, RuntimeService},
     sys::{disk_usage, lane::Lane},
     volume::Volumes,
@@ -13,7 +13,7 @@ use crate::{
 
 /// Counts the files of pods.
 #[derive(Clone)]
-pub(in crate::agent) struct PodFiles {
+pub(in crate::agent) struct PodFileCounter {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) volumes: Volumes,
@@ -21,9 +21,9 @@ pub(in crate::agent) struct PodFiles {
 }
 
 /// Disk use of a pod's files.
-pub(in crate::agent) struct Files {
+pub(in crate::agent) struct PodFileUsage {
     /// Disk use of the running containers, in the pod's order.
-    pub(in crate::agent) containers: Vec<ContainerDisk>,
+    pub(in crate::agent) containers: Vec<ContainerDiskUsage>,
     /// Volumes with data of their own.
     pub(in crate::agent) volumes: Vec<VolumeUsage>,
     /// The file that is the `/etc/hosts` of the containers.
@@ -33,9 +33,9 @@ pub(in crate::agent) struct Files {
     pub(in crate::agent) too_large: bool,
 }
 
-impl PodFiles {
+impl PodFileCounter {
     /// Counts all files of a running pod.
-    pub(in crate::agent) async fn of(&self, pod: &PodUsage) -> Files {
+    pub(in crate::agent) async fn of(&self, pod: &PodUsage) -> PodFileUsage {
         let (mut containers, mut too_large) = (Vec::new(), false);
         for container in &pod.containers {
             let layer = self.runtime.writable_layer(&container.id).await;
@@ -48,7 +48,7 @@ impl PodFiles {
                 }
                 _ => None,
             };
-            containers.push(ContainerDisk {
+            containers.push(ContainerDiskUsage {
                 layer: layer.ok().flatten(),
                 logs,
             });
@@ -77,7 +77,7 @@ impl PodFiles {
                 fs: fs.await,
             });
         }
-        Files {
+        PodFileUsage {
             containers,
             volumes: all,
             hosts,

@@ -8,17 +8,17 @@ use std::{
 };
 
 use crate::{
-    agent::{clock::Clock, node::NodeFacts, views::Later},
-    api::stats::{Detail, Memory},
+    agent::{clock::Clock, node::MachineFacts, views::LoopFuture},
+    api::stats::{MemoryUsage, StatsDetail},
     cgroup::Cgroups,
-    logic::eviction::{FileSystems, Layout, Observations, Reading},
+    logic::eviction::{DiskLayout, FileSystems, Observations, ResourceReading},
     sys::{disk_usage, lane::Lane, proc},
 };
 
 /// Reads how much memory, disk space and process ids there are. Tests have a gauge of their own.
-pub(in crate::agent) trait Gauge {
+pub(in crate::agent) trait EvictionGauge {
     /// Reads the present amounts.
-    fn read(&self) -> Later<'_, Observations>;
+    fn read(&self) -> LoopFuture<'_, Observations>;
 }
 
 /// The gauge of this machine.
@@ -26,11 +26,11 @@ pub(in crate::agent) struct MachineGauge {
     pub(in crate::agent) cgroups: Cgroups,
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) clock: Rc<dyn Clock>,
-    pub(in crate::agent) places: Arc<Places>,
+    pub(in crate::agent) places: Arc<GaugePaths>,
 }
 
 /// Paths to look at, and amounts that do not change.
-pub(in crate::agent) struct Places {
+pub(in crate::agent) struct GaugePaths {
     root: PathBuf,
     images: PathBuf,
     layers: PathBuf,
@@ -40,7 +40,7 @@ pub(in crate::agent) struct Places {
     counts_kernel: bool,
 }
 
-impl Places {
+impl GaugePaths {
     /// Takes the root directory, the directories of the backend for images and writable layers, and the control group
     /// of all pods.
     pub(in crate::agent) fn new(
@@ -48,7 +48,7 @@ impl Places {
         images: PathBuf,
         layers: PathBuf,
         kubepods: String,
-        facts: &NodeFacts,
+        facts: &MachineFacts,
         counts_kernel: bool,
     ) -> Self {
         Self {
@@ -62,10 +62,10 @@ impl Places {
         }
     }
 
-    fn layout(&self) -> Layout {
+    fn layout(&self) -> DiskLayout {
         let of = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
         let Some(root) = of(&self.root) else {
-            return Layout::default();
+            return DiskLayout::default();
         };
         // A directory that does not exist yet will be made on the root's disk.
         let file_systems = FileSystems {
@@ -77,11 +77,12 @@ impl Places {
     }
 
     fn read(&self, cgroups: &Cgroups) -> Observations {
-        let machine = cgroups.machine_usage(Detail::Basic).memory;
-        let pods = cgroups.usage(&self.kubepods, Detail::Basic);
+        let machine = cgroups.machine_usage(StatsDetail::Basic).memory;
+        let pods = cgroups.usage(&self.kubepods, StatsDetail::Basic);
         let pods = pods.and_then(|usage| usage.memory);
-        let all = |memory: Memory| {
-            let mut reading = Reading::of_used(self.memory_bytes, memory.working_set_bytes)?;
+        let all = |memory: MemoryUsage| {
+            let mut reading =
+                ResourceReading::of_used(self.memory_bytes, memory.working_set_bytes)?;
             // The kernel's own memory: with thirty pods a quarter of 256 MiB.
             if self.counts_kernel
                 && let Some(left) = left_by_kernel()
@@ -90,9 +91,9 @@ impl Places {
             }
             Some(reading)
         };
-        let of_pods = |memory: Memory| {
+        let of_pods = |memory: MemoryUsage| {
             let limit = memory.limit_bytes?;
-            Reading::of_used(limit, memory.working_set_bytes)
+            ResourceReading::of_used(limit, memory.working_set_bytes)
         };
         Observations {
             layout: self.layout(),
@@ -100,14 +101,14 @@ impl Places {
             allocatable_memory: pods.and_then(of_pods),
             nodefs: disk_usage::file_system(&self.root).ok(),
             imagefs: disk_usage::file_system(&self.images).ok(),
-            pids: running_tasks().and_then(|tasks| Reading::of_used(self.pids, tasks)),
+            pids: running_tasks().and_then(|tasks| ResourceReading::of_used(self.pids, tasks)),
             ..Observations::default()
         }
     }
 }
 
-impl Gauge for MachineGauge {
-    fn read(&self) -> Later<'_, Observations> {
+impl EvictionGauge for MachineGauge {
+    fn read(&self) -> LoopFuture<'_, Observations> {
         Box::pin(async {
             let (cgroups, places) = (self.cgroups.clone(), Arc::clone(&self.places));
             let at = self.clock.now();
@@ -158,7 +159,7 @@ mod tests {
     fn this_machine() {
         // EVICT-01 EVICT-02: no more than that, for an emulator makes most of it up.
         let root = std::env::temp_dir();
-        let places = Places {
+        let places = GaugePaths {
             images: root.join("none"),
             layers: root.join("containers"),
             root,
@@ -170,7 +171,7 @@ mod tests {
         let mount = "30 23 0:26 / /none rw - cgroup2 cgroup2 rw";
         let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(mount).expect("hierarchy"));
         let read = places.read(&cgroups);
-        assert_eq!(read.layout, Layout::OneDisk);
+        assert_eq!(read.layout, DiskLayout::OneDisk);
         assert!(read.nodefs.is_some_and(|fs| fs.capacity_bytes > 0));
         let memory = read.memory.expect("known");
         assert!(memory.available > 0 && memory.available < memory.capacity);
@@ -179,13 +180,13 @@ mod tests {
         let other = PathBuf::from("/proc");
         let root = places.root.clone();
         let there = disk_usage::file_system(&other).expect("there");
-        let mut places = Places {
+        let mut places = GaugePaths {
             images: other.clone(),
             ..places
         };
         for (layers, want) in [
-            (root, Layout::SplitImages),
-            (other, Layout::SeparateRuntime),
+            (root, DiskLayout::SplitImages),
+            (other, DiskLayout::SeparateRuntime),
         ] {
             places.layers = layers;
             let read = places.read(&cgroups);

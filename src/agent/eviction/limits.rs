@@ -5,9 +5,9 @@ use core::{cell::RefCell, time::Duration};
 
 use super::Evictor;
 use crate::{
-    api::{Mono, PodUid, stats::Detail},
+    api::{MonoTime, PodUid, stats::StatsDetail},
     error::chain,
-    logic::eviction::{MAX_WALKS, Violation, Walked, violation},
+    logic::eviction::{MAX_WALKS, StorageViolation, WalkResult, violation},
 };
 
 /// Walks take at most one part in so many of the time.
@@ -16,11 +16,11 @@ const REST: u32 = 100;
 /// Time at which the next round of walks is due, and the pod after which it goes on. One number and one name, however
 /// many pods there are.
 #[derive(Default)]
-pub(in crate::agent) struct Limits(RefCell<Due>);
+pub(in crate::agent) struct LimitCheckSchedule(RefCell<LimitCheckDue>);
 
 #[derive(Default)]
-struct Due {
-    at: Mono,
+struct LimitCheckDue {
+    at: MonoTime,
     /// The last pod that was counted, if the time was over after it.
     after: Option<PodUid>,
 }
@@ -31,7 +31,7 @@ impl Evictor {
         &self,
         mut uids: Vec<PodUid>,
         has_image_disk: bool,
-    ) -> Vec<Violation> {
+    ) -> Vec<StorageViolation> {
         let begun = self.clock.now();
         {
             let due = self.limits.0.borrow();
@@ -43,7 +43,7 @@ impl Evictor {
             let split = uids.iter().filter(|uid| done(uid)).count();
             uids.rotate_left(split);
         }
-        let usages = match self.runtime.list_pod_usage(Detail::Basic).await {
+        let usages = match self.runtime.list_pod_usage(StatsDetail::Basic).await {
             Ok(usages) => usages,
             Err(e) => {
                 let text = format!("cannot look at the disk use of pods: {}", chain(&e));
@@ -61,7 +61,7 @@ impl Evictor {
             let pod = self.store.load(&self.files.disk, &uid).await;
             if let (Some(usage), Ok(pod)) = (usage, pod)
                 // A pod that cannot be counted in time is left alone: it is not known to use too much.
-                && let Walked::Counted(figures) = self.with_files(usage, until).await
+                && let WalkResult::Counted(figures) = self.with_files(usage, until).await
             {
                 found.extend(violation(&pod, &figures, has_image_disk));
             }
@@ -69,7 +69,7 @@ impl Evictor {
         }
         let now = self.clock.now();
         let took: Duration = now - begun;
-        *self.limits.0.borrow_mut() = Due {
+        *self.limits.0.borrow_mut() = LimitCheckDue {
             at: now + took.saturating_mul(REST),
             after: after.filter(|_| now >= until),
         };

@@ -19,67 +19,67 @@ use core::cell::RefCell;
 use smol::future::FutureExt as _;
 
 pub(super) use doorbell::listen;
-pub(super) use files::PodFiles;
-pub(super) use limits::Limits;
+pub(super) use files::PodFileCounter;
+pub(super) use limits::LimitCheckSchedule;
 
-use gauge::Gauge;
+use gauge::EvictionGauge;
 
 use super::{
     clock::Clock,
     complaints::Complaints,
     core::EvictionWork,
-    gc::Garbage,
-    images::{UnusedImages, remove_unused},
+    gc::GarbageCollector,
+    images::{UnusedImageRequests, remove_unused},
     pod_store::PodStore,
 };
 use crate::{
     api::{
-        Mono,
-        stats::{Detail, PodUsage},
+        MonoTime,
+        stats::{PodUsage, StatsDetail},
     },
     error::chain,
     logic::eviction::{
-        Candidate, ContainerFigures, IMAGE_RECLAIM, Input, Layout, MAX_WALKS, Measure, PodFigures,
-        Reclaim, Walked, Walks,
+        ContainerFigures, DiskLayout, EvictablePod, EvictionInput, IMAGE_RECLAIM, MAX_WALKS,
+        MeasureScope, PodFigures, ReclaimTarget, WalkResult, WalkRound,
     },
     runtime::RuntimeService,
 };
 
 /// Carries out the work of eviction rounds.
 pub(super) struct Evictor {
-    pub(super) gauge: Rc<dyn Gauge>,
+    pub(super) gauge: Rc<dyn EvictionGauge>,
     pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
     pub(super) store: PodStore,
-    pub(super) files: PodFiles,
-    pub(super) garbage: Rc<Garbage>,
+    pub(super) files: PodFileCounter,
+    pub(super) garbage: Rc<GarbageCollector>,
     /// Remover of unused images; `None`: the agent removes no images.
-    pub(super) unused_images: Option<UnusedImages>,
-    pub(super) limits: Limits,
+    pub(super) unused_images: Option<UnusedImageRequests>,
+    pub(super) limits: LimitCheckSchedule,
     /// Order in which the files of pods are walked.
-    pub(super) walks: RefCell<Walks>,
+    pub(super) walks: RefCell<WalkRound>,
 }
 
 impl Evictor {
     /// Carries out one order, and returns the result as the round's next input.
-    pub(super) async fn carry_out(&self, work: EvictionWork) -> Input {
+    pub(super) async fn carry_out(&self, work: EvictionWork) -> EvictionInput {
         match work {
-            EvictionWork::Observe => Input::Observed(self.gauge.read().await, false),
+            EvictionWork::Observe => EvictionInput::Observed(self.gauge.read().await, false),
             EvictionWork::CheckLimits(uids, layout) => {
-                Input::Checked(self.check_limits(uids, layout != Layout::OneDisk).await)
+                EvictionInput::Checked(self.check_limits(uids, layout != DiskLayout::OneDisk).await)
             }
             EvictionWork::Reclaim(what) => {
                 for one in what {
                     match one {
-                        Reclaim::DeadContainers => self.garbage.reclaim().await,
-                        Reclaim::UnusedImages => self.remove_unused_images().await,
+                        ReclaimTarget::DeadContainers => self.garbage.reclaim().await,
+                        ReclaimTarget::UnusedImages => self.remove_unused_images().await,
                     }
                 }
-                Input::Reclaimed(self.gauge.read().await)
+                EvictionInput::Reclaimed(self.gauge.read().await)
             }
             EvictionWork::Measure(what, candidates) => {
-                Input::Measured(self.measure(what, candidates).await)
+                EvictionInput::Measured(self.measure(what, candidates).await)
             }
         }
     }
@@ -108,10 +108,10 @@ impl Evictor {
     /// Returns the candidates with their figures; none if the runtime cannot list the use of pods.
     pub(super) async fn measure(
         &self,
-        what: Measure,
-        mut candidates: Vec<Candidate>,
-    ) -> Vec<Candidate> {
-        let usages = match self.runtime.list_pod_usage(Detail::Full).await {
+        what: MeasureScope,
+        mut candidates: Vec<EvictablePod>,
+    ) -> Vec<EvictablePod> {
+        let usages = match self.runtime.list_pod_usage(StatsDetail::Full).await {
             Ok(usages) => usages,
             Err(e) => {
                 let text = format!("cannot measure pods, none is evicted: {}", chain(&e));
@@ -128,25 +128,25 @@ impl Evictor {
                 continue;
             };
             candidate.figures = match what {
-                Measure::Groups => Some(figures(usage)),
-                Measure::Disk => {
+                MeasureScope::Groups => Some(figures(usage)),
+                MeasureScope::Disk => {
                     let begun = self.clock.now();
                     let walked = self.with_files(usage, until).await;
                     walks.ended(&usage.uid, walked, self.clock.now() - begun)
                 }
             };
         }
-        if what == Measure::Disk {
+        if what == MeasureScope::Disk {
             self.walks.replace(walks.end());
         }
         candidates
     }
 
     /// Measures a pod, files included, as far as these can be counted before `until`.
-    async fn with_files(&self, usage: &PodUsage, until: Mono) -> Walked {
+    async fn with_files(&self, usage: &PodUsage, until: MonoTime) -> WalkResult {
         let mut figures = figures(usage);
         if self.clock.now() >= until {
-            return Walked::Cut(figures);
+            return WalkResult::Cut(figures);
         }
         let late = async {
             self.clock.until(until).await;
@@ -155,10 +155,10 @@ impl Evictor {
         let counted = async { Some(self.files.of(usage).await) };
         // Dropping a walk ends it with the slice that runs.
         let Some(files) = counted.or(late).await else {
-            return Walked::Cut(figures);
+            return WalkResult::Cut(figures);
         };
         if files.too_large {
-            return Walked::TooLarge;
+            return WalkResult::TooLarge;
         }
         // Files without a figure were removed meanwhile: they use nothing.
         for (container, disk) in figures.containers.iter_mut().zip(&files.containers) {
@@ -171,7 +171,7 @@ impl Evictor {
         // The empty name is one that no volume can have.
         let hosts = files.hosts.map(|used| (String::new(), used));
         figures.volumes.extend(hosts);
-        Walked::Counted(figures)
+        WalkResult::Counted(figures)
     }
 }
 

@@ -6,13 +6,13 @@ use crate::agent::waker_set::WakerSet;
 
 /// Set by the loop, looked at by the call between its steps. It never goes back: each call has its own.
 #[derive(Debug, Default)]
-pub(crate) struct Cancel {
+pub(crate) struct CallCancel {
     ends: Cell<bool>,
     cancelled: Cell<bool>,
     waiters: WakerSet,
 }
 
-impl Cancel {
+impl CallCancel {
     /// The pod stands so now.
     pub(crate) fn set(&self, ends: bool, cancelled: bool) {
         self.ends.set(ends);

@@ -11,17 +11,18 @@ use std::{
 use crate::{
     agent::{
         clock::Clock,
-        node::{NodeFacts, machine},
-        recorder::{Recorder, Severity},
+        node::{MachineFacts, machine},
+        recorder::{EventRecorder, EventSeverity},
     },
     api::{
-        Pod, PodUid, cri::LinuxResources, oci::PodCgroup, order::Order as _, pod_status::QosClass,
+        Pod, PodUid, cri::LinuxResources, oci::PodCgroup, order::OrderExt as _,
+        pod_status::QosClass,
     },
-    cgroup::{CgroupError, Cgroups, Version},
-    config::{Config, SwapBehavior},
+    cgroup::{CgroupError, CgroupVersion, Cgroups},
+    config::{AgentConfig, SwapBehavior},
     error::chain,
     logic::{
-        cgroup::{self as values, Asked, pod_cgroup},
+        cgroup::{self as values, PodRequestTotals, pod_cgroup},
         node_resources,
         pod_writes::{self, WriteLimits},
         qos::qos_class,
@@ -31,8 +32,8 @@ use crate::{
 
 /// Reads the facts that cgroup values depend on.
 pub(in crate::agent) fn settings(
-    cfg: &Config,
-    node: &NodeFacts,
+    cfg: &AgentConfig,
+    node: &MachineFacts,
     cgroups: &Cgroups,
 ) -> values::CgroupSettings {
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
@@ -55,7 +56,7 @@ pub(in crate::agent) fn settings(
             page_bytes: signed(node.page_bytes),
         }),
         limited_swap: cgroup.swap == SwapBehavior::LimitedSwap,
-        v2: cgroups.version() == Version::V2,
+        v2: cgroups.version() == CgroupVersion::V2,
         swap_controller: accounts_swap(cgroups, &cgroup.tree.kubepods()),
         node_memory_bytes: signed(node.memory_bytes),
         node_swap_bytes: signed(node.swap_bytes),
@@ -65,7 +66,7 @@ pub(in crate::agent) fn settings(
 
 /// The disk of the root directory, if the kernel can limit what pods write to it.
 pub(in crate::agent) fn limited_disk(cgroups: &Cgroups, root: &Path) -> Option<String> {
-    let can = cgroups.version() == Version::V2 && cgroups.has_controller("io");
+    let can = cgroups.version() == CgroupVersion::V2 && cgroups.has_controller("io");
     let disk = can.then(|| machine::disk(root));
     disk.flatten().map(|(_, number)| number)
 }
@@ -90,23 +91,23 @@ const ENFORCE_RETRY: Duration = Duration::from_secs(60);
 /// systemd may be waited for.
 #[derive(Clone)]
 pub(in crate::agent) struct PodCgroups {
-    tree: Arc<Tree>,
+    tree: Arc<PodCgroupTree>,
     lane: Lane,
 }
 
 /// State that jobs on the lane share.
-struct Tree {
+struct PodCgroupTree {
     cgroups: Arc<Cgroups>,
     per_qos: bool,
     settings: values::CgroupSettings,
     kubepods: LinuxResources,
     /// For what its pods ask together the tiers were last given something; `None`: not known.
-    given: Mutex<Option<Asked>>,
+    given: Mutex<Option<PodRequestTotals>>,
 }
 
 /// State of a pod's cgroup after it was ensured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::agent) enum Ensured {
+pub(in crate::agent) enum PodCgroupState {
     /// The cgroup had its limits already.
     There,
     /// The cgroup has its limits now.
@@ -119,8 +120,8 @@ pub(in crate::agent) enum Ensured {
 impl PodCgroups {
     /// Begins without making a cgroup.
     pub(in crate::agent) fn new(
-        cfg: &Config,
-        node: &NodeFacts,
+        cfg: &AgentConfig,
+        node: &MachineFacts,
         settings: values::CgroupSettings,
         cgroups: Arc<Cgroups>,
         disk: Lane,
@@ -132,7 +133,7 @@ impl PodCgroups {
         if !cgroups.has_controller("memory") {
             kubepods.memory_limit_bytes = None;
         }
-        let tree = Tree {
+        let tree = PodCgroupTree {
             cgroups,
             per_qos: cfg.cgroup.per_qos,
             settings,
@@ -149,23 +150,23 @@ impl PodCgroups {
     pub(in crate::agent) async fn enforce_allocatable(
         self,
         clock: Rc<dyn Clock>,
-        recorder: Rc<Recorder>,
+        recorder: Rc<EventRecorder>,
     ) {
         if !self.tree.per_qos {
             return;
         }
         loop {
-            match self.run(Tree::make_tiers).await {
+            match self.run(PodCgroupTree::make_tiers).await {
                 Ok(()) => {
                     recorder.node(
-                        Severity::Normal,
+                        EventSeverity::Normal,
                         "NodeAllocatableEnforced",
                         "Updated Node Allocatable limit across pods",
                     );
                     return;
                 }
                 Err(e) => recorder.node(
-                    Severity::Warning,
+                    EventSeverity::Warning,
                     "FailedNodeAllocatableEnforcement",
                     &format!(
                         "Failed to update Node Allocatable Limits {:?}: {}",
@@ -179,12 +180,15 @@ impl PodCgroups {
     }
 
     /// Returns true if the QoS cgroups were not given what their pods now request together.
-    pub(in crate::agent) fn is_stale(&self, asked: Asked) -> bool {
+    pub(in crate::agent) fn is_stale(&self, asked: PodRequestTotals) -> bool {
         self.tree.is_stale(asked)
     }
 
     /// Gives the tiers what their pods ask for together, if they have something else (CG-11, CG-16).
-    pub(in crate::agent) async fn refresh_tiers(&self, asked: Asked) -> Result<(), CgroupError> {
+    pub(in crate::agent) async fn refresh_tiers(
+        &self,
+        asked: PodRequestTotals,
+    ) -> Result<(), CgroupError> {
         if !self.is_stale(asked) {
             return Ok(());
         }
@@ -198,10 +202,10 @@ impl PodCgroups {
         pod: &Pod,
         limited: bool,
         runs: bool,
-        asked: Asked,
-    ) -> Result<Ensured, CgroupError> {
+        asked: PodRequestTotals,
+    ) -> Result<PodCgroupState, CgroupError> {
         if !self.tree.per_qos {
-            return Ok(Ensured::There);
+            return Ok(PodCgroupState::There);
         }
         let qos = qos_class(pod);
         if !self.tree.settings.tree.names(&pod.metadata.uid) {
@@ -218,11 +222,11 @@ impl PodCgroups {
         self.run(move |tree| {
             let is_there = tree.cgroups.exists(&wanted.path);
             if !is_there && runs {
-                return Ok(Ensured::MissingUnderContainers);
+                return Ok(PodCgroupState::MissingUnderContainers);
             }
             // One that an agent before this one left may have died before its limits were written.
             if is_there && limited {
-                return Ok(Ensured::There);
+                return Ok(PodCgroupState::There);
             }
             let tier = tree.settings.tree.tier(qos);
             if !tree.cgroups.exists(&tier) {
@@ -233,7 +237,7 @@ impl PodCgroups {
                 tree.unlimit_writes(&mut wanted);
             }
             tree.cgroups.create(&wanted.path, &wanted.values)?;
-            Ok(Ensured::Made)
+            Ok(PodCgroupState::Made)
         })
         .await
     }
@@ -251,16 +255,19 @@ impl PodCgroups {
 
     /// Pods that have a cgroup, sorted, with its path.
     pub(in crate::agent) async fn list(&self) -> Vec<(PodUid, String)> {
-        self.run(Tree::list).await
+        self.run(PodCgroupTree::list).await
     }
 
-    async fn run<T: Send + 'static>(&self, job: impl FnOnce(&Tree) -> T + Send + 'static) -> T {
+    async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&PodCgroupTree) -> T + Send + 'static,
+    ) -> T {
         let tree = Arc::clone(&self.tree);
         self.lane.run(move || job(&tree)).await
     }
 }
 
-impl Tree {
+impl PodCgroupTree {
     fn list(&self) -> Vec<(PodUid, String)> {
         let mut found = Vec::new();
         for qos in values::TIERS {
@@ -282,7 +289,8 @@ impl Tree {
             let mut limits = if qos == QosClass::Guaranteed {
                 self.kubepods.clone()
             } else {
-                let mut limits = values::tier_values(qos, Asked::default(), &self.settings);
+                let mut limits =
+                    values::tier_values(qos, PodRequestTotals::default(), &self.settings);
                 // Pods of an agent before this one may run there: what it was given stays until the sources are read.
                 if qos == QosClass::Burstable && self.cgroups.exists(&path) {
                     limits.cpu_shares = None;
@@ -315,16 +323,16 @@ impl Tree {
         }
     }
 
-    fn set_given(&self, asked: Option<Asked>) {
+    fn set_given(&self, asked: Option<PodRequestTotals>) {
         *self.given.lock().unwrap_or_else(PoisonError::into_inner) = asked;
     }
 
-    fn is_stale(&self, asked: Asked) -> bool {
+    fn is_stale(&self, asked: PodRequestTotals) -> bool {
         let given = *self.given.lock().unwrap_or_else(PoisonError::into_inner);
         self.per_qos && given != Some(asked)
     }
 
-    fn refresh_tiers(&self, asked: Asked) -> Result<(), CgroupError> {
+    fn refresh_tiers(&self, asked: PodRequestTotals) -> Result<(), CgroupError> {
         if !self.is_stale(asked) {
             return Ok(());
         }
@@ -370,7 +378,7 @@ mod tests {
         let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", root.display());
         let hierarchy = Hierarchy::parse(&line).expect("a tree");
         let ensure = |bytes_per_second, disk: Option<&str>, annotation: Option<&str>| {
-            let tree = Tree {
+            let tree = PodCgroupTree {
                 cgroups: Arc::new(Cgroups::with(hierarchy.clone())),
                 per_qos: true,
                 settings: values::CgroupSettings {
@@ -381,7 +389,7 @@ mod tests {
                     ..values::CgroupSettings::default()
                 },
                 kubepods: LinuxResources::default(),
-                given: Mutex::new(Some(Asked::default())),
+                given: Mutex::new(Some(PodRequestTotals::default())),
             };
             let cgroups = PodCgroups {
                 tree: Arc::new(tree),
@@ -391,12 +399,12 @@ mod tests {
             pod.metadata.uid = PodUid::new("u-1");
             let annotation = annotation.map(|text| ("picolet/write-limit".into(), text.into()));
             pod.metadata.annotations.extend(annotation);
-            let ensured = cgroups.ensure(&pod, false, false, Asked::default());
+            let ensured = cgroups.ensure(&pod, false, false, PodRequestTotals::default());
             let ensured = smol::block_on(ensured);
             let text = fs::read_to_string(dir.join("io.max")).expect("file");
             (ensured.map_err(|e| e.to_string()), text)
         };
-        let made = |text: &str| (Ok(Ensured::Made), text.to_owned());
+        let made = |text: &str| (Ok(PodCgroupState::Made), text.to_owned());
         let disk = Some("179:0");
         assert_eq!(ensure(None, disk, None), made(""), "nothing to take back");
         let limited = made("179:0 wbps=4194304");
@@ -443,7 +451,7 @@ mod tests {
             counted.fetch_add(call.has("MemoryMin").into(), Ordering::Relaxed);
             Reply::Job("done")
         });
-        let tree = |reserves| Tree {
+        let tree = |reserves| PodCgroupTree {
             cgroups: Arc::new(Cgroups::with(hierarchy.clone()).by_systemd(systemd.slices())),
             per_qos: true,
             settings: values::CgroupSettings {
@@ -460,7 +468,7 @@ mod tests {
             kubepods: LinuxResources::default(),
             given: Mutex::default(),
         };
-        let asked = Asked {
+        let asked = PodRequestTotals {
             burstable_milli: 0,
             burstable_bytes: 7,
             guaranteed_bytes: 9,

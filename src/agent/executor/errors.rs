@@ -1,24 +1,24 @@
 //! Errors of calls that did not do all of their work, and the time of the next try.
 
 use crate::{
-    agent::images::Waiting,
-    api::{Mono, SandboxId},
+    agent::images::ImageWaitReason,
+    api::{MonoTime, SandboxId},
     error::chain,
-    logic::work_queue::Retry,
+    logic::work_queue::RetryCause,
     runtime::RuntimeError,
 };
 
 /// Failure of a sync: when to try again, and what to tell.
 #[derive(Debug)]
 pub(crate) struct SyncError {
-    pub(crate) retry: Retry,
+    pub(crate) retry: RetryCause,
     pub(crate) message: String,
 }
 
 impl SyncError {
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
-            retry: Retry::Error,
+            retry: RetryCause::Error,
             message: message.into(),
         }
     }
@@ -26,13 +26,13 @@ impl SyncError {
 
 /// Reason why a container did not start: the waiting reason, its message, and the end of a back-off.
 #[derive(Clone, Debug)]
-pub(crate) struct StartError {
+pub(crate) struct ContainerStartError {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
-    pub(crate) until: Option<Mono>,
+    pub(crate) until: Option<MonoTime>,
 }
 
-impl StartError {
+impl ContainerStartError {
     pub(crate) fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             reason,
@@ -42,8 +42,8 @@ impl StartError {
     }
 }
 
-impl From<Waiting> for StartError {
-    fn from(waiting: Waiting) -> Self {
+impl From<ImageWaitReason> for ContainerStartError {
+    fn from(waiting: ImageWaitReason) -> Self {
         Self::new(waiting.reason, waiting.message)
     }
 }

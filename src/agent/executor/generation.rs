@@ -10,35 +10,36 @@ use std::{
 use smol::future::FutureExt as _;
 
 use super::{
-    errors::StartError,
-    start::Pass,
-    steps::Plan,
-    volumes::{Mounted, PodObjects, files_of_volumes},
+    errors::ContainerStartError,
+    start::StartPass,
+    steps::CallPlan,
+    volumes::{MountedVolumes, PodObjects, files_of_volumes},
 };
 use crate::{
     agent::{
-        cluster::{self, Loaded},
-        node::NodeFacts,
-        node_resources::{ContainerGets, NotGiven, ResourceGiver},
+        cluster::{self, LoadedObjects},
+        node::MachineFacts,
+        node_resources::{AllocationError, ContainerAllocation, ResourceGiver},
         pod_store::PodStore,
-        recorder::{Recorder, Severity},
+        recorder::{EventRecorder, EventSeverity},
     },
     api::{
         Container, Pod, PodError, PodUid,
         cri::{
-            ContainerConfig, DEFAULT_HANDLER, DnsConfig, Image, ImageSpec, Mount, SandboxConfig,
+            ContainerConfig, ContainerMount, DEFAULT_HANDLER, DnsConfig, MountedImage,
+            SandboxConfig, StoredImage,
         },
-        order::Gather,
+        order::GatherExt,
         pod::HostAlias,
     },
-    config::Config,
+    config::AgentConfig,
     error::chain,
     logic::{
         cgroup::CgroupSettings,
         dns::{self, DnsSettings, MAX_RESOLV_CONF},
-        downward::Place,
+        downward::PodPlacement,
         env::{self, EnvInput},
-        generate::{self, CONFIG_ERROR, ContainerInput, NodeContext, SandboxPlan, VolumeSource},
+        generate::{self, CONFIG_ERROR, ContainerInput, MountableVolume, NodeContext, SandboxPlan},
         hosts,
         qos::qos_class,
         restart,
@@ -46,7 +47,7 @@ use crate::{
     },
     runtime::RuntimeService,
     sys::{file, lane::Lane, open},
-    volume::{Cause, MountedVolume, SubPath, VolumeError, Volumes},
+    volume::{MountedVolume, SubPath, VolumeError, VolumeErrorCause, Volumes},
 };
 
 /// Bytes read of the node's `/etc/hosts`.
@@ -57,8 +58,8 @@ const HOSTS_MODE: u32 = 0o644;
 /// Gathers what sandboxes and containers take from the machine and the configuration. The resolver file is read anew
 /// for each sandbox.
 pub(in crate::agent) fn node_context(
-    cfg: &Config,
-    facts: &NodeFacts,
+    cfg: &AgentConfig,
+    facts: &MachineFacts,
     cgroups: CgroupSettings,
 ) -> NodeContext {
     NodeContext {
@@ -111,20 +112,20 @@ pub(in crate::agent) fn resolver_warning(path: &Path, cluster_domain: &str) -> O
 }
 
 /// Makes configurations of sandboxes and containers. Nothing is kept between two of them.
-pub(crate) struct Generator {
+pub(crate) struct ConfigGenerator {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     pub(in crate::agent) context: Rc<NodeContext>,
     pub(in crate::agent) store: PodStore,
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) volumes: Volumes,
-    pub(in crate::agent) recorder: Rc<Recorder>,
-    pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+    pub(in crate::agent) recorder: Rc<EventRecorder>,
+    pub(in crate::agent) of_api: Option<Rc<cluster::ObjectStore>>,
     pub(in crate::agent) resources: Option<Rc<dyn ResourceGiver>>,
     pub(in crate::agent) resolv_conf: Option<PathBuf>,
     pub(in crate::agent) pod_logs: PathBuf,
 }
 
-impl Generator {
+impl ConfigGenerator {
     /// Directory of the pod's logs.
     pub(in crate::agent) fn log_directory(&self, pod: &Pod) -> PathBuf {
         PathBuf::from(generate::log_directory(&self.context.pod_logs_dir, pod))
@@ -133,21 +134,22 @@ impl Generator {
     /// Configuration of a pod's sandbox. The node's resolver file must be readable, whatever the pod's policy (CFG-60).
     pub(in crate::agent) async fn sandbox_config(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Pod,
         attempt: u32,
     ) -> Result<SandboxConfig, PodError> {
         let handler = self.handler(pod, plan).await?;
         let made = self.sandbox_plan(plan, pod, attempt, handler).await?;
         for (reason, message) in &made.warnings {
-            self.recorder.pod(pod, Severity::Warning, reason, message);
+            self.recorder
+                .pod(pod, EventSeverity::Warning, reason, message);
         }
         Ok(made.config)
     }
 
     /// The handler of the pod's RuntimeClass (CFG-16), for static pods too. Where no apiserver can be asked, the class must
     /// be the name of a handler that the runtime has; one that does not tell its handlers refuses itself (RC-03).
-    pub(crate) async fn handler(&self, pod: &Pod, plan: &Plan) -> Result<String, PodError> {
+    pub(crate) async fn handler(&self, pod: &Pod, plan: &CallPlan) -> Result<String, PodError> {
         let class = pod.spec.runtime_class_name.as_deref().unwrap_or_default();
         if class.is_empty() {
             return Ok(DEFAULT_HANDLER.into());
@@ -167,7 +169,7 @@ impl Generator {
     /// Plans a sandbox for a known handler, without the warnings.
     pub(in crate::agent) async fn sandbox_plan(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Pod,
         attempt: u32,
         runtime_handler: String,
@@ -193,19 +195,19 @@ impl Generator {
     /// volumes that are images.
     pub(in crate::agent) async fn container_config(
         &self,
-        pass: &Pass<'_>,
+        pass: &StartPass<'_>,
         container: &Container,
-        image: &Image,
-        volume_images: BTreeMap<String, ImageSpec>,
-    ) -> Result<ContainerConfig, StartError> {
-        let Pass {
+        image: &StoredImage,
+        volume_images: BTreeMap<String, MountedImage>,
+    ) -> Result<ContainerConfig, ContainerStartError> {
+        let StartPass {
             plan,
             pod,
             runtime,
             mounted,
             ..
         } = *pass;
-        let refused = |e: PodError| StartError::new(CONFIG_ERROR, e.to_string());
+        let refused = |e: PodError| ContainerStartError::new(CONFIG_ERROR, e.to_string());
         let own_ips = if pod.spec.host_network {
             &plan.host_ips
         } else {
@@ -221,16 +223,16 @@ impl Generator {
                 let cancelled = async {
                     plan.cancel.cancelled().await;
                     // Nothing is created then.
-                    Ok(ContainerGets::default())
+                    Ok(ContainerAllocation::default())
                 };
                 // Who gives it may take its time.
                 given.or(cancelled).await
             }
-            _ => Ok(ContainerGets::default()),
+            _ => Ok(ContainerAllocation::default()),
         };
         let given = given.map_err(|e| match e {
-            NotGiven::Create(why) => StartError::new("CreateContainerError", why),
-            NotGiven::PreStart(why) => StartError::new(CONFIG_ERROR, why),
+            AllocationError::Create(why) => ContainerStartError::new("CreateContainerError", why),
+            AllocationError::PreStart(why) => ContainerStartError::new(CONFIG_ERROR, why),
         })?;
         for (name, value) in given.env {
             if environment.get(&name).is_none() {
@@ -243,13 +245,13 @@ impl Generator {
             .map_err(refused)?;
         let files = self.make_files(pass, container, own_ips);
         let files = files.await.map_err(refused)?;
-        let mut volumes: BTreeMap<String, VolumeSource> = mounted
+        let mut volumes: BTreeMap<String, MountableVolume> = mounted
             .iter()
             .map(|(name, volume)| {
                 let host_path = volume.host_path.display().to_string();
                 (
                     name.clone(),
-                    VolumeSource {
+                    MountableVolume {
                         host_path,
                         read_only: volume.read_only,
                         image: None,
@@ -258,7 +260,7 @@ impl Generator {
             })
             .gather();
         for (name, spec) in volume_images {
-            let volume = VolumeSource {
+            let volume = MountableVolume {
                 host_path: String::new(),
                 read_only: true,
                 image: Some(spec),
@@ -290,12 +292,14 @@ impl Generator {
         .map_err(refused)?;
         config.devices = given.nodes;
         config.cdi_devices = given.cdi_devices;
-        config.mounts.extend(given.live.iter().map(|live| Mount {
-            host_path: live.host_path.clone(),
-            container_path: live.container_path.clone(),
-            read_only: true,
-            ..Mount::default()
-        }));
+        config
+            .mounts
+            .extend(given.live.iter().map(|live| ContainerMount {
+                host_path: live.host_path.clone(),
+                container_path: live.container_path.clone(),
+                read_only: true,
+                ..ContainerMount::default()
+            }));
         config.live_devices = given.live;
         // A volume may lie over one of these.
         config.mounts.splice(0..0, given.mounts);
@@ -314,20 +318,20 @@ impl Generator {
     /// Makes the environment of a container, with all references looked up.
     pub(crate) async fn environment(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Pod,
         container: &Container,
         own_ips: &[IpAddr],
-        mounted: &Mounted,
-    ) -> Result<env::Env, PodError> {
+        mounted: &MountedVolumes,
+    ) -> Result<env::EnvVariables, PodError> {
         let of_api = cluster::objects_of(self.of_api.as_ref(), pod);
         let loaded = match of_api {
             Some(objects) => Some(objects.for_environment(pod, container, &plan.cancel).await),
             None => None,
         };
         // A host that stands alone has no services; pods of an apiserver wait for them.
-        let services = loaded.as_ref().map(Loaded::services).transpose()?;
-        let place = Place {
+        let services = loaded.as_ref().map(LoadedObjects::services).transpose()?;
+        let place = PodPlacement {
             node_name: &self.context.name,
             host_ips: &plan.host_ips,
             pod_ips: own_ips,
@@ -349,7 +353,7 @@ impl Generator {
     }
 
     /// Groups whose members may use the pod's volumes.
-    async fn volume_groups(&self, pod: &Pod, plan: &Plan) -> Vec<i64> {
+    async fn volume_groups(&self, pod: &Pod, plan: &CallPlan) -> Vec<i64> {
         match cluster::objects_of(self.of_api.as_ref(), pod) {
             Some(objects) => objects.volume_groups(pod, &plan.cancel).await,
             None => Vec::new(),
@@ -358,10 +362,10 @@ impl Generator {
 
     async fn pin_sub_paths(
         &self,
-        pass: &Pass<'_>,
+        pass: &StartPass<'_>,
         container: &Container,
-        environment: &env::Env,
-        volume_images: &BTreeMap<String, ImageSpec>,
+        environment: &env::EnvVariables,
+        volume_images: &BTreeMap<String, MountedImage>,
     ) -> Result<BTreeMap<usize, String>, PodError> {
         let mut pinned = BTreeMap::new();
         for (index, path) in generate::sub_paths(container, environment)? {
@@ -375,7 +379,7 @@ impl Generator {
             let Some(volume) = pass.mounted.get(&name).cloned() else {
                 continue;
             };
-            let pin = Pin {
+            let pin = SubPathPin {
                 uid: pass.pod.metadata.uid.clone(),
                 name,
                 volume,
@@ -393,10 +397,10 @@ impl Generator {
     /// Makes what a new instance of the container finds on the host, in one go on the disk lane.
     async fn make_files(
         &self,
-        pass: &Pass<'_>,
+        pass: &StartPass<'_>,
         container: &Container,
         ips: &[IpAddr],
-    ) -> Result<Files, PodError> {
+    ) -> Result<InstanceFiles, PodError> {
         let (uid, name) = (pass.pod.metadata.uid.clone(), container.name.clone());
         let newest = pass.runtime.newest(&container.name);
         let known_count = newest.map(|newest| restart::next_restart_count(Some(newest), None));
@@ -420,7 +424,7 @@ impl Generator {
             fs::create_dir_all(logs)
                 .and_then(|()| open::make_log_dir(&dir.join("log")))
                 .map_err(|e| PodError::Node(format!("{}: {e}", dir.display())))?;
-            Ok(Files {
+            Ok(InstanceFiles {
                 restart_count,
                 hosts,
                 termination_log,
@@ -451,7 +455,7 @@ impl Generator {
 
 /// A `subPath` of a container, to be pinned.
 #[derive(Clone)]
-struct Pin {
+struct SubPathPin {
     uid: PodUid,
     /// The volume's name in the pod.
     name: String,
@@ -461,7 +465,7 @@ struct Pin {
     path: String,
 }
 
-impl Pin {
+impl SubPathPin {
     async fn make(self, volumes: &Volumes, disk: &Lane) -> Result<PathBuf, VolumeError> {
         let is_own = volumes.owns(&self.uid, &self.volume);
         let (pin, volumes) = (self.clone(), volumes.clone());
@@ -483,14 +487,14 @@ impl Pin {
             Err(VolumeError::SubPath {
                 volume: self.name,
                 container: self.container,
-                cause: Cause::Refused(chain(&e)),
+                cause: VolumeErrorCause::Refused(chain(&e)),
             })
         })
     }
 }
 
 /// Files on the host for an instance of a container.
-struct Files {
+struct InstanceFiles {
     /// Restart count of the instance (CFG-06).
     restart_count: u32,
     /// Path of the managed hosts file.
@@ -577,7 +581,7 @@ mod tests {
         let volumes = Volumes::new(&top).expect("root");
         let disk = Lane::start("disk").expect("a thread");
         let pin = || {
-            let pin = Pin {
+            let pin = SubPathPin {
                 uid: "u".into(),
                 name: "v".into(),
                 volume: MountedVolume {

@@ -5,20 +5,20 @@ use core::time::Duration;
 
 use smol::future::FutureExt as _;
 
-use super::cancel::Cancel;
+use super::cancel::CallCancel;
 use crate::{
     agent::{
         clock::Clock,
-        probes::{self, Wire},
-        recorder::{Recorder, Severity},
+        probes::{self, ProbeNetwork},
+        recorder::{EventRecorder, EventSeverity},
     },
     api::{
-        Container, ContainerId, Mono, Pod,
+        Container, ContainerId, MonoTime, Pod,
         cri::{ContainerState, PodRuntimeStatus},
         pod::{HttpGetAction, LifecycleHandler},
     },
     logic::node::own_address,
-    probe::http::Hooked,
+    probe::http::HookOutcome,
     runtime::{RuntimeError, RuntimeService},
 };
 
@@ -27,11 +27,11 @@ const MAX_OUTPUT_BYTES: usize = 1024;
 
 /// End of the wait for a hook.
 #[derive(Clone, Copy)]
-pub(in crate::agent) enum Until<'a> {
+pub(in crate::agent) enum HookWaitEnd<'a> {
     /// At this instant: the grace of its container is used up.
-    Time(Mono),
+    Time(MonoTime),
     /// Ends when the pod's running call is told to end early.
-    Cancelled(&'a Cancel),
+    Cancelled(&'a CallCancel),
 }
 
 /// Reason why a hook did not succeed.
@@ -45,14 +45,14 @@ pub(in crate::agent) enum HookError {
 
 /// Runs hooks. Nothing is kept between two of them.
 #[derive(Clone)]
-pub(in crate::agent) struct Hooks {
+pub(in crate::agent) struct HookRunner {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     pub(in crate::agent) clock: Rc<dyn Clock>,
-    pub(in crate::agent) recorder: Rc<Recorder>,
-    pub(in crate::agent) wire: Rc<dyn Wire>,
+    pub(in crate::agent) recorder: Rc<EventRecorder>,
+    pub(in crate::agent) wire: Rc<dyn ProbeNetwork>,
 }
 
-impl Hooks {
+impl HookRunner {
     /// Runs a hook to its end, at most until `until`. A command that is not waited for any longer is killed. `status` says
     /// where the pod is: its addresses, of a pod in the host's network those of the host.
     pub(in crate::agent) async fn run(
@@ -61,12 +61,12 @@ impl Hooks {
         status: &PodRuntimeStatus,
         container: &Container,
         handler: &LifecycleHandler,
-        until: Until<'_>,
+        until: HookWaitEnd<'_>,
     ) -> Result<(), HookError> {
         let late = async {
             match until {
-                Until::Time(deadline) => self.clock.until(deadline).await,
-                Until::Cancelled(cancel) => cancel.cancelled().await,
+                HookWaitEnd::Time(deadline) => self.clock.until(deadline).await,
+                HookWaitEnd::Cancelled(cancel) => cancel.cancelled().await,
             }
             Err(HookError::NotWaitedFor)
         };
@@ -79,11 +79,11 @@ impl Hooks {
                 .ok_or_else(|| HookError::Failed("the container does not run".into()))?;
             match until {
                 // The command has its own time-out, so that its end is waited for too.
-                Until::Time(deadline) => {
+                HookWaitEnd::Time(deadline) => {
                     let left = deadline - self.clock.now();
                     self.command(&id, &exec.command, Some(left)).await
                 }
-                Until::Cancelled(_) => self.command(&id, &exec.command, None).or(late).await,
+                HookWaitEnd::Cancelled(_) => self.command(&id, &exec.command, None).or(late).await,
             }
         } else if let Some(sleep) = &handler.sleep {
             let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
@@ -139,12 +139,13 @@ impl Hooks {
         };
         let hooked = self.wire.hook(&get, ip).await;
         let hooked = hooked.map_err(|e| HookError::Failed(e.to_string()))?;
-        if let Hooked::InPlainText(host) = hooked {
+        if let HookOutcome::InPlainText(host) = hooked {
             let message = format!(
                 "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
             );
             let reason = "LifecycleHTTPFallback";
-            self.recorder.pod(pod, Severity::Warning, reason, &message);
+            self.recorder
+                .pod(pod, EventSeverity::Warning, reason, &message);
         }
         Ok(())
     }

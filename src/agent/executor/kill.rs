@@ -8,14 +8,14 @@ use smol::future::FutureExt as _;
 
 use super::{
     errors::KillError,
-    hooks::{HookError, Hooks, Until},
+    hooks::{HookError, HookRunner, HookWaitEnd},
 };
 use crate::{
     agent::{
         clock::Clock,
-        recorder::{Recorder, Severity},
+        recorder::{EventRecorder, EventSeverity},
     },
-    api::{Container, Mono, Pod, cri::PodRuntimeStatus},
+    api::{Container, MonoTime, Pod, cri::PodRuntimeStatus},
     logic::{
         actions::ContainerToKill,
         kill::{self, PodKill, PodKillTarget},
@@ -25,14 +25,14 @@ use crate::{
 
 /// Kills containers and pods. Nothing is kept between two kills.
 #[derive(Clone)]
-pub(in crate::agent) struct Killer {
+pub(in crate::agent) struct PodKiller {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     pub(in crate::agent) clock: Rc<dyn Clock>,
-    pub(in crate::agent) recorder: Rc<Recorder>,
-    pub(in crate::agent) hooks: Hooks,
+    pub(in crate::agent) recorder: Rc<EventRecorder>,
+    pub(in crate::agent) hooks: HookRunner,
 }
 
-impl Killer {
+impl PodKiller {
     /// Kills everything of a pod that runs and stops its sandboxes. Goes on after an error.
     ///
     /// `override_s` is the grace for every container (a pod's termination); without it each has its own.
@@ -102,13 +102,13 @@ impl Killer {
         plan: &PodKill,
         index: usize,
         target: &PodKillTarget,
-        started: Mono,
+        started: MonoTime,
         ended: &[Cell<bool>],
     ) -> Result<(), KillError> {
         self.recorder.container(
             pod,
             &target.name,
-            Severity::Normal,
+            EventSeverity::Normal,
             "Killing",
             &target.message,
         );
@@ -154,7 +154,7 @@ impl Killer {
         self.recorder.container(
             pod,
             &target.name,
-            Severity::Normal,
+            EventSeverity::Normal,
             "Killing",
             &target.message,
         );
@@ -181,7 +181,7 @@ impl Killer {
         pod: &Pod,
         status: &PodRuntimeStatus,
         container: &Container,
-        deadline: Mono,
+        deadline: MonoTime,
     ) {
         let Some(handler) = container
             .lifecycle
@@ -192,7 +192,7 @@ impl Killer {
         };
         let ended = self
             .hooks
-            .run(pod, status, container, handler, Until::Time(deadline))
+            .run(pod, status, container, handler, HookWaitEnd::Time(deadline))
             .await;
         if let Err(HookError::Failed(error)) = ended {
             // The text may hold secrets: it goes to the log, never into an event.
@@ -205,7 +205,7 @@ impl Killer {
             self.recorder.container(
                 pod,
                 &container.name,
-                Severity::Warning,
+                EventSeverity::Warning,
                 "FailedPreStopHook",
                 "PreStopHook failed",
             );

@@ -9,8 +9,8 @@
 //! | `terminate`, `kill`, `hooks` | ends a pod; kills containers; runs their hooks |
 //! | `generation`, `volumes`, `cgroups` | from a spec to what the runtime is told, with what that needs on disk |
 //!
-//! None of it sees the state of the agent (`tests/layers.rs` holds that): what it must know comes with its [`Plan`], what it did
-//! the loop hears as a [`Step`]. Nothing is kept between two calls. Files are read and written on the disk lane.
+//! None of it sees the state of the agent (`tests/layers.rs` holds that): what it must know comes with its [`CallPlan`], what it did
+//! the loop hears as a [`CallStep`]. Nothing is kept between two calls. Files are read and written on the disk lane.
 
 mod cancel;
 mod cgroups;
@@ -25,18 +25,21 @@ mod sync;
 mod terminate;
 mod volumes;
 
-pub(crate) use cancel::Cancel;
+pub(crate) use cancel::CallCancel;
 pub(super) use cgroups::{PodCgroups, limited_disk, settings as cgroup_settings};
 pub(crate) use errors::SyncError;
-pub(crate) use generation::Generator;
+pub(crate) use generation::ConfigGenerator;
 pub(super) use generation::{node_context, resolver_warning};
-pub(super) use hooks::Hooks;
-pub(super) use kill::Killer;
+pub(super) use hooks::HookRunner;
+pub(super) use kill::PodKiller;
 pub(crate) use kill::join_all;
-pub(crate) use prepare::Preparer;
-pub(super) use start::Starter;
-pub(crate) use steps::{Begun, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell};
-pub(super) use sync::Syncer;
-pub(super) use terminate::Terminator;
-pub(crate) use volumes::Mounted;
-pub(super) use volumes::Mounter;
+pub(crate) use prepare::PodPreparer;
+pub(super) use start::ContainerStarter;
+pub(crate) use steps::{
+    CallChannel, CallPlan, CallStep, ContainerStartResult, ContainerWaitReason, CrashLoopGrant,
+    StartProblem, StepSender, SyncOrders,
+};
+pub(super) use sync::PodSyncer;
+pub(super) use terminate::PodTerminator;
+pub(crate) use volumes::MountedVolumes;
+pub(super) use volumes::VolumeMounter;

@@ -7,17 +7,17 @@ use smol::future::FutureExt as _;
 
 use super::{
     errors::SyncError,
-    generation::Generator,
-    steps::{Begun, Plan, Problem, Step},
-    volumes::{Mounted, Mounter},
+    generation::ConfigGenerator,
+    steps::{CallPlan, CallStep, StartProblem, SyncOrders},
+    volumes::{MountedVolumes, VolumeMounter},
 };
 use crate::{
     agent::{
         complaints::Complaints,
-        node_resources::GivenLate,
+        node_resources::LateResourceGrant,
         outcome,
         pod_store::PodStore,
-        recorder::{Recorder, Severity},
+        recorder::{EventRecorder, EventSeverity},
     },
     api::{Container, Pod, PodUid, cri::PodRuntimeStatus},
     error::chain,
@@ -30,16 +30,16 @@ use crate::{
 };
 
 /// Prepares pods for every driver. Nothing is kept between two syncs.
-pub(crate) struct Preparer {
+pub(crate) struct PodPreparer {
     pub(crate) store: PodStore,
     pub(crate) disk: Lane,
-    pub(crate) recorder: Rc<Recorder>,
+    pub(crate) recorder: Rc<EventRecorder>,
     pub(crate) complaints: Rc<Complaints>,
-    pub(in crate::agent) mounter: Mounter,
-    pub(crate) generator: Rc<Generator>,
+    pub(in crate::agent) mounter: VolumeMounter,
+    pub(crate) generator: Rc<ConfigGenerator>,
 }
 
-impl Preparer {
+impl PodPreparer {
     /// Reads the incarnation of the pod that is wanted now. `None`: its record cannot be read, and people are told.
     pub(crate) async fn load(&self, uid: &PodUid) -> Option<Rc<Pod>> {
         match self.store.load_next(&self.disk, uid).await {
@@ -57,12 +57,12 @@ impl Preparer {
     /// loop answers with.
     pub(crate) async fn begin(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Rc<Pod>,
         known: Rc<PodRuntimeStatus>,
         failure: Option<PodFailure>,
-    ) -> Begun {
-        let begun = plan.line.ask(|answer| Step::Begun {
+    ) -> SyncOrders {
+        let begun = plan.line.ask(|answer| CallStep::Begun {
             pod: Rc::clone(pod),
             runtime: known,
             failure,
@@ -81,16 +81,16 @@ impl Preparer {
     pub(crate) fn check_start(
         &self,
         pod: &Pod,
-        problem: Option<&Problem>,
+        problem: Option<&StartProblem>,
     ) -> Result<(), SyncError> {
         match problem {
             // Problems of the driver of containers.
-            None | Some(Problem::Runtime(_) | Problem::Network(_)) => Ok(()),
-            Some(Problem::Clock) => {
+            None | Some(StartProblem::Runtime(_) | StartProblem::Network(_)) => Ok(()),
+            Some(StartProblem::Clock) => {
                 self.warn(pod, CLOCK_UNTRUSTED, WAITS_FOR_CLOCK);
                 Err(SyncError::new(WAITS_FOR_CLOCK))
             }
-            Some(Problem::Name(other)) => {
+            Some(StartProblem::Name(other)) => {
                 Err(SyncError::new(format!("pod {other} has its name and ends")))
             }
         }
@@ -100,10 +100,10 @@ impl Preparer {
     /// about to start. `None`: the pod is to end.
     pub(crate) async fn set_up(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Rc<Pod>,
         starts: bool,
-    ) -> Result<Option<Mounted>, SyncError> {
+    ) -> Result<Option<MountedVolumes>, SyncError> {
         self.make_pod_dirs(pod).await?;
         crash::point("pod.directories");
         let mounted = self.mounter.set_up(pod, plan).await?;
@@ -112,7 +112,7 @@ impl Preparer {
             return Ok(None);
         }
         if has_probes(pod) {
-            plan.line.tell(Step::Mounted(Rc::clone(pod))).await;
+            plan.line.tell(CallStep::Mounted(Rc::clone(pod))).await;
         }
         // What runs has its volumes and probes, also while something else of the pod waits for a device.
         self.keep_resources(plan, pod, starts).await?;
@@ -120,11 +120,12 @@ impl Preparer {
     }
 
     fn warn(&self, pod: &Pod, reason: &str, message: &str) {
-        self.recorder.pod(pod, Severity::Warning, reason, message);
+        self.recorder
+            .pod(pod, EventSeverity::Warning, reason, message);
     }
 
     /// Keeps how the pod ended, that it began, or what of it has ended.
-    async fn keep_outcome(&self, plan: &Plan, kept: outcome::Outcome) {
+    async fn keep_outcome(&self, plan: &CallPlan, kept: outcome::PodOutcome) {
         let (store, uid) = (self.store.clone(), plan.uid.clone());
         let keep = move || outcome::keep(&store, &uid, kept);
         let waits = self.disk.run(keep).await.unwrap_or_else(|e| {
@@ -134,7 +135,7 @@ impl Preparer {
         });
         if !plan
             .line
-            .ask(|answer| Step::OutcomeKept(waits, answer))
+            .ask(|answer| CallStep::OutcomeKept(waits, answer))
             .await
         {
             // Its manifest went meanwhile.
@@ -158,7 +159,7 @@ impl Preparer {
     /// (DEV-05, DEV-12).
     async fn keep_resources(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Rc<Pod>,
         starts: bool,
     ) -> Result<(), SyncError> {
@@ -183,20 +184,22 @@ impl Preparer {
         };
         let message = e.to_string();
         self.warn(pod, DEVICE_NOT_READY, &message);
-        plan.line.tell(Step::Unsettled(Rc::clone(pod))).await;
+        plan.line.tell(CallStep::Unsettled(Rc::clone(pod))).await;
         Err(SyncError::new(message))
     }
 
     /// Asks the loop for resources of a pod that ran when it was admitted: it was given none, and what it held is not
     /// known (DEV-10).
-    async fn ask_for_resources(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<(), SyncError> {
+    async fn ask_for_resources(&self, plan: &CallPlan, pod: &Rc<Pod>) -> Result<(), SyncError> {
         let asked = plan
             .line
-            .ask(|answer| Step::HoldsNothing(Rc::clone(pod), answer));
+            .ask(|answer| CallStep::HoldsNothing(Rc::clone(pod), answer));
         match asked.await {
-            GivenLate::Nothing => Ok(()),
-            GivenLate::Given => Err(SyncError::new("its next sync begins with its devices")),
-            GivenLate::Waits(message) => {
+            LateResourceGrant::Nothing => Ok(()),
+            LateResourceGrant::Given => {
+                Err(SyncError::new("its next sync begins with its devices"))
+            }
+            LateResourceGrant::Waits(message) => {
                 self.warn(pod, DEVICE_NOT_READY, &message);
                 Err(SyncError::new(message))
             }

@@ -5,24 +5,24 @@ use core::mem;
 use std::{io, os::unix::fs::symlink, path::PathBuf};
 
 use super::{
-    errors::{StartError, SyncError},
-    generation::Generator,
-    hooks::{HookError, Hooks, Until},
-    kill::Killer,
-    steps::{NotStarted, Plan, Started, Step},
-    volumes::Mounted,
+    errors::{ContainerStartError, SyncError},
+    generation::ConfigGenerator,
+    hooks::{HookError, HookRunner, HookWaitEnd},
+    kill::PodKiller,
+    steps::{CallPlan, CallStep, ContainerStartResult, ContainerWaitReason},
+    volumes::MountedVolumes,
 };
 use crate::{
     agent::{
         backoff_store, cluster,
-        images::{ForPod, Images, Pending, PodSecrets, VolumeImages},
-        recorder::{Recorder, Severity},
+        images::{AgentImages, ImageFuture, PodPullSecrets, PodVolumeImages, StartingPod},
+        recorder::{EventRecorder, EventSeverity},
     },
     api::{
         Container, ContainerId, Pod,
         cri::{
-            ContainerState, ContainerStatus, Image, PodRuntimeStatus, SandboxConfig, SandboxStatus,
-            is_stop_signal,
+            ContainerState, ContainerStatus, PodRuntimeStatus, SandboxConfig, SandboxStatus,
+            StoredImage, is_stop_signal,
         },
     },
     error::chain,
@@ -32,22 +32,22 @@ use crate::{
         kill::{KillCause, single_kill_grace_s},
         process::{judge_variable, refused_by_process},
         restart::restart_all_sources,
-        work_queue::Retry,
+        work_queue::RetryCause,
     },
     runtime::{RuntimeService, log_links::LogLinks, runc::process},
     sys::lane::Lane,
 };
 
 /// Starts containers. Nothing is kept between two passes.
-pub(in crate::agent) struct Starter {
+pub(in crate::agent) struct ContainerStarter {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
-    pub(in crate::agent) images: Rc<Images>,
-    pub(in crate::agent) generator: Rc<Generator>,
-    pub(in crate::agent) hooks: Hooks,
-    pub(in crate::agent) killer: Killer,
-    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) images: Rc<AgentImages>,
+    pub(in crate::agent) generator: Rc<ConfigGenerator>,
+    pub(in crate::agent) hooks: HookRunner,
+    pub(in crate::agent) killer: PodKiller,
+    pub(in crate::agent) recorder: Rc<EventRecorder>,
     pub(in crate::agent) disk: Lane,
-    pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+    pub(in crate::agent) of_api: Option<Rc<cluster::ObjectStore>>,
     /// Variables that programs of the machine may get; `None`: none of them run as containers of their handler.
     pub(in crate::agent) process_variables: Option<Vec<String>>,
     /// Run directory, where crash-loop delays are stored.
@@ -57,38 +57,38 @@ pub(in crate::agent) struct Starter {
 }
 
 /// State that all starts of one sync share.
-pub(in crate::agent) struct Pass<'a> {
-    pub(in crate::agent) starter: &'a Starter,
-    pub(in crate::agent) plan: &'a Plan,
+pub(in crate::agent) struct StartPass<'a> {
+    pub(in crate::agent) starter: &'a ContainerStarter,
+    pub(in crate::agent) plan: &'a CallPlan,
     pub(in crate::agent) pod: &'a Rc<Pod>,
     pub(in crate::agent) runtime: &'a PodRuntimeStatus,
     pub(in crate::agent) sandbox: &'a SandboxStatus,
-    pub(in crate::agent) mounted: &'a Mounted,
+    pub(in crate::agent) mounted: &'a MountedVolumes,
     /// Configuration that the sandbox was made with.
     pub(in crate::agent) made: Option<SandboxConfig>,
     /// Images of its volumes.
-    pub(in crate::agent) volume_images: VolumeImages,
+    pub(in crate::agent) volume_images: PodVolumeImages,
 }
 
-impl Pass<'_> {
+impl StartPass<'_> {
     /// Returns true if the pod is to end: then nothing of it starts. Asked before each step, for a pull may have taken
     /// minutes.
     fn is_to_end(&self) -> bool {
         self.plan.cancel.is_to_end()
     }
 
-    fn tell(&self, container: &Container, severity: Severity, reason: &str, message: &str) {
+    fn tell(&self, container: &Container, severity: EventSeverity, reason: &str, message: &str) {
         let recorder = &self.starter.recorder;
         recorder.container(self.pod, &container.name, severity, reason, message);
     }
 }
 
-impl ForPod for Pass<'_> {
+impl StartingPod for StartPass<'_> {
     fn pod(&self) -> &Pod {
         self.pod
     }
 
-    fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str) {
+    fn event(&self, container: Option<&str>, severity: EventSeverity, reason: &str, message: &str) {
         let (recorder, pod) = (&self.starter.recorder, self.pod);
         match container {
             Some(name) => recorder.container(pod, name, severity, reason, message),
@@ -100,7 +100,7 @@ impl ForPod for Pass<'_> {
         self.made.clone()
     }
 
-    fn pull_secrets(&self) -> Pending<'_, PodSecrets> {
+    fn pull_secrets(&self) -> ImageFuture<'_, PodPullSecrets> {
         let Self { plan, pod, .. } = *self;
         Box::pin(async move {
             let of_api = cluster::objects_of(self.starter.of_api.as_ref(), pod);
@@ -108,14 +108,14 @@ impl ForPod for Pass<'_> {
                 Some(objects) => Some(objects.for_pulls(pod, &plan.cancel).await),
                 None => None,
             };
-            PodSecrets::read(pod, |name| match &loaded {
+            PodPullSecrets::read(pod, |name| match &loaded {
                 Some(loaded) => loaded.secret(name).ok().flatten(),
                 None => plan.objects.secret(&pod.metadata.namespace, name),
             })
         })
     }
 
-    fn cancelled(&self) -> Pending<'_, ()> {
+    fn cancelled(&self) -> ImageFuture<'_, ()> {
         Box::pin(self.plan.cancel.cancelled())
     }
 }
@@ -123,9 +123,9 @@ impl ForPod for Pass<'_> {
 /// Starts what is to be started. A failed plain init container ends the pass; any other failure does not (ACT-04). Returns what
 /// was tried as well.
 pub(in crate::agent) async fn start_all(
-    pass: &Pass<'_>,
+    pass: &StartPass<'_>,
     actions: &PodActions,
-) -> (Vec<Started>, Result<(), SyncError>) {
+) -> (Vec<ContainerStartResult>, Result<(), SyncError>) {
     let spec = &pass.pod.spec;
     let (mut starts, mut result) = (Vec::new(), Ok(()));
     let ephemeral = actions
@@ -147,7 +147,7 @@ pub(in crate::agent) async fn start_all(
             break;
         }
         let started = match start_container(pass, container).await {
-            Ok(()) => Started {
+            Ok(()) => ContainerStartResult {
                 container: container.name.clone(),
                 result: Ok(()),
             },
@@ -164,10 +164,10 @@ pub(in crate::agent) async fn start_all(
 
 /// Returns the containers whose back-off still holds up a restart of the whole pod, and the error of the sync if there are any.
 pub(in crate::agent) async fn may_restart_all(
-    starter: &Starter,
-    plan: &Plan,
+    starter: &ContainerStarter,
+    plan: &CallPlan,
     pod: &Rc<Pod>,
-) -> (Vec<Started>, Result<(), SyncError>) {
+) -> (Vec<ContainerStartResult>, Result<(), SyncError>) {
     let (mut waiting, mut result) = (Vec::new(), Ok(()));
     for container in restart_all_sources(pod, &plan.runtime) {
         if let Err(e) = may_restart(starter, plan, pod, container, true).await {
@@ -180,10 +180,10 @@ pub(in crate::agent) async fn may_restart_all(
 /// Notes that the container did not start, in what the sync tells as well.
 fn not_started(
     container: &Container,
-    e: StartError,
+    e: ContainerStartError,
     result: &mut Result<(), SyncError>,
-) -> Started {
-    let retry = e.until.map_or(Retry::Error, Retry::BackOff);
+) -> ContainerStartResult {
+    let retry = e.until.map_or(RetryCause::Error, RetryCause::BackOff);
     let message = format!(
         "failed to \"StartContainer\" for \"{}\" with {}: {}",
         container.name, e.reason, e.message
@@ -195,9 +195,9 @@ fn not_started(
             message: format!("{}; {message}", before.message),
         },
     });
-    Started {
+    ContainerStartResult {
         container: container.name.clone(),
-        result: Err(NotStarted {
+        result: Err(ContainerWaitReason {
             reason: e.reason,
             message: e.message,
         }),
@@ -207,17 +207,17 @@ fn not_started(
 /// Returns an error while the container may not be started again; `all`: with its whole pod. Asks only for a container
 /// that ended before.
 async fn may_restart(
-    starter: &Starter,
-    plan: &Plan,
+    starter: &ContainerStarter,
+    plan: &CallPlan,
     pod: &Rc<Pod>,
     container: &Container,
     all: bool,
-) -> Result<(), StartError> {
+) -> Result<(), ContainerStartError> {
     let ended = |c: &ContainerStatus| c.state == ContainerState::Exited;
     if !plan.runtime.instances(&container.name).any(ended) {
         return Ok(());
     }
-    let granted = plan.line.ask(|answer| Step::Restarts {
+    let granted = plan.line.ask(|answer| CallStep::Restarts {
         pod: Rc::clone(pod),
         container: container.name.clone(),
         all,
@@ -239,8 +239,8 @@ async fn may_restart(
                 crate::logic::pod_kind::pod_ref(pod)
             );
             let (recorder, name) = (&starter.recorder, &container.name);
-            recorder.container(pod, name, Severity::Warning, "BackOff", &message);
-            Err(StartError {
+            recorder.container(pod, name, EventSeverity::Warning, "BackOff", &message);
+            Err(ContainerStartError {
                 reason: "CrashLoopBackOff",
                 message: wait.message,
                 until: Some(wait.until),
@@ -250,13 +250,16 @@ async fn may_restart(
 }
 
 /// Starts one container, or stops half-way without an error if the pod is to end.
-async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), StartError> {
-    let Pass { starter, .. } = *pass;
+async fn start_container(
+    pass: &StartPass<'_>,
+    container: &Container,
+) -> Result<(), ContainerStartError> {
+    let StartPass { starter, .. } = *pass;
     let (runtime, images) = (&starter.runtime, &starter.images);
     may_restart(starter, pass.plan, pass.pod, container, false).await?;
-    let failed = |e: StartError| {
+    let failed = |e: ContainerStartError| {
         let message = format!("Error: {}", e.message);
-        pass.tell(container, Severity::Warning, "Failed", &message);
+        pass.tell(container, EventSeverity::Warning, "Failed", &message);
         e
     };
     let of_volumes = images.ensure_volumes(pass, &pass.volume_images, container);
@@ -268,10 +271,13 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     let image = if variables.is_some() {
         if let Some(what) = refused_by_process(pass.pod, container) {
             let why = format!("handler {:?} cannot honour {what}", process::HANDLER);
-            return Err(failed(StartError::new(generate::CONFIG_ERROR, why)));
+            return Err(failed(ContainerStartError::new(
+                generate::CONFIG_ERROR,
+                why,
+            )));
         }
         // There is none.
-        Image::default()
+        StoredImage::default()
     } else {
         match images.ensure(pass, container).await? {
             Some(image) => image,
@@ -290,7 +296,7 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
         for (name, _) in &config.env {
             judge_variable(name, is_of_pod(name), listed).map_err(|why| {
                 let why = format!("environment variable {name:?}: {why}");
-                failed(StartError::new(generate::CONFIG_ERROR, why))
+                failed(ContainerStartError::new(generate::CONFIG_ERROR, why))
             })?;
         }
     }
@@ -300,12 +306,27 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     let id = runtime
         .create_container(&pass.sandbox.id, &config, pass.made.as_ref())
         .await
-        .map_err(|e| failed(StartError::new("CreateContainerError", e.to_string())))?;
-    pass.tell(container, Severity::Normal, "Created", "Container created");
+        .map_err(|e| {
+            failed(ContainerStartError::new(
+                "CreateContainerError",
+                e.to_string(),
+            ))
+        })?;
+    pass.tell(
+        container,
+        EventSeverity::Normal,
+        "Created",
+        "Container created",
+    );
     let signal = &image.stop_signal;
     if config.stop_signal.is_empty() && !signal.is_empty() && !is_stop_signal(signal) {
         let message = format!("stop signal {signal:?} of the image is unknown: SIGTERM is sent");
-        pass.tell(container, Severity::Warning, "UnknownStopSignal", &message);
+        pass.tell(
+            container,
+            EventSeverity::Warning,
+            "UnknownStopSignal",
+            &message,
+        );
     }
     if pass.is_to_end() {
         return Ok(());
@@ -313,15 +334,20 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     runtime
         .start_container(&id)
         .await
-        .map_err(|e| failed(StartError::new("RunContainerError", e.to_string())))?;
-    pass.tell(container, Severity::Normal, "Started", "Container started");
+        .map_err(|e| failed(ContainerStartError::new("RunContainerError", e.to_string())))?;
+    pass.tell(
+        container,
+        EventSeverity::Normal,
+        "Started",
+        "Container started",
+    );
     link_log(pass, container, &id, config.attempt).await;
     post_start(pass, container, &id).await
 }
 
 /// `/var/log/containers/<pod>_<namespace>_<container>-<id>.log` → the log file (CFG-11). Failing is no reason to stop.
-async fn link_log(pass: &Pass<'_>, container: &Container, id: &ContainerId, attempt: u32) {
-    let Pass { starter, pod, .. } = *pass;
+async fn link_log(pass: &StartPass<'_>, container: &Container, id: &ContainerId, attempt: u32) {
+    let StartPass { starter, pod, .. } = *pass;
     let dir = starter.container_logs.clone();
     let target = starter
         .generator
@@ -351,10 +377,10 @@ async fn link_log(pass: &Pass<'_>, container: &Container, id: &ContainerId, atte
 
 /// Runs and awaits the postStart hook; its failure kills the container (HOOK-01).
 async fn post_start(
-    pass: &Pass<'_>,
+    pass: &StartPass<'_>,
     container: &Container,
     id: &ContainerId,
-) -> Result<(), StartError> {
+) -> Result<(), ContainerStartError> {
     let Some(handler) = container
         .lifecycle
         .as_ref()
@@ -362,7 +388,7 @@ async fn post_start(
     else {
         return Ok(());
     };
-    let Pass { starter, pod, .. } = *pass;
+    let StartPass { starter, pod, .. } = *pass;
     // The hook finds its container in a status that knows of it.
     let status = starter.runtime.pod_status(&pod.metadata.uid).await;
     let mut status = status.unwrap_or_default();
@@ -371,7 +397,7 @@ async fn post_start(
         status.ips.clone_from(&pass.runtime.ips);
     }
     // A hook that never ends must not keep its pod from being ended.
-    let until = Until::Cancelled(&pass.plan.cancel);
+    let until = HookWaitEnd::Cancelled(&pass.plan.cancel);
     let ran = starter.hooks.run(pod, &status, container, handler, until);
     let Err(error) = ran.await else {
         return Ok(());
@@ -388,7 +414,7 @@ async fn post_start(
     );
     pass.tell(
         container,
-        Severity::Warning,
+        EventSeverity::Warning,
         "FailedPostStartHook",
         "PostStartHook failed",
     );
@@ -410,7 +436,7 @@ async fn post_start(
             chain(&e)
         );
     }
-    Err(StartError::new(
+    Err(ContainerStartError::new(
         "PostStartHookError",
         "PostStartHook failed",
     ))

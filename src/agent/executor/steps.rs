@@ -6,31 +6,31 @@ use core::{net::IpAddr, pin::Pin};
 
 use smol::channel::Sender;
 
-use super::cancel::Cancel;
+use super::cancel::CallCancel;
 use crate::{
-    agent::{node_resources::GivenLate, objects::Objects, outcome::Outcome},
+    agent::{node_resources::LateResourceGrant, objects::ManifestObjects, outcome::PodOutcome},
     api::{Pod, PodUid, cri::PodRuntimeStatus},
     logic::{
         actions::PodActions,
-        backoff::{CrashLoop, Record},
-        cgroup::Asked,
+        backoff::{BackoffRecord, CrashLoopWait},
+        cgroup::PodRequestTotals,
         extended_resources::PodDevices,
-        pod_table::Handle,
+        pod_table::PodHandle,
         status::PodFailure,
     },
 };
 
 /// Facts that a call is given when it begins. The pod itself is read from its record.
-pub(crate) struct Plan {
+pub(crate) struct CallPlan {
     pub(crate) uid: PodUid,
     /// Last runtime status of the pod.
     pub(crate) runtime: Rc<PodRuntimeStatus>,
     /// ConfigMaps and Secrets of the manifest directory.
-    pub(in crate::agent) objects: Rc<Objects>,
+    pub(in crate::agent) objects: Rc<ManifestObjects>,
     /// Addresses of the node, primary first.
     pub(crate) host_ips: Vec<IpAddr>,
     /// Requests of all active pods together.
-    pub(crate) asked: Asked,
+    pub(crate) asked: PodRequestTotals,
     /// Set if this agent has given the pod's cgroup its limits.
     pub(crate) limited: bool,
     /// Set if the remains of the pod may go: it is deleted or evicted, or no source has it.
@@ -40,29 +40,29 @@ pub(crate) struct Plan {
     /// Grace of a pod that is to end, in seconds.
     pub(crate) grace_s: Option<u32>,
     /// Flag that tells the call to end early.
-    pub(crate) cancel: Rc<Cancel>,
+    pub(crate) cancel: Rc<CallCancel>,
     /// To the loop.
-    pub(crate) line: Line,
+    pub(crate) line: CallChannel,
 }
 
 /// Report of a call before its end. Reports keep their order.
-pub(crate) enum Step {
+pub(crate) enum CallStep {
     /// A sync has read its pod. What the status says by now is shown before anything is done.
     Begun {
         pod: Rc<Pod>,
         runtime: Rc<PodRuntimeStatus>,
         /// Failure of the pod that its driver reports.
         failure: Option<PodFailure>,
-        answer: Answer<Begun>,
+        answer: StepAnswer<SyncOrders>,
     },
     /// The outcome of the pod is kept, or waits for the disk. Answered: a source still has the pod.
-    OutcomeKept(bool, Answer<bool>),
+    OutcomeKept(bool, StepAnswer<bool>),
     /// The pod's cgroup has its limits (true), or does not have them.
     Limited(bool),
     /// Resources that the pod holds cannot be recorded, or are not given.
     Unsettled(Rc<Pod>),
     /// A pod is about to start a container, asks for extended resources and holds none. Answered: what it was given.
-    HoldsNothing(Rc<Pod>, Answer<GivenLate>),
+    HoldsNothing(Rc<Pod>, StepAnswer<LateResourceGrant>),
     /// Volumes are there: probes may begin (SYNC-12).
     Mounted(Rc<Pod>),
     /// A new sandbox with its network is up: shown before images are pulled (SYNC-16, ACT-24).
@@ -74,13 +74,13 @@ pub(crate) enum Step {
         /// With the whole pod.
         all: bool,
         runtime: Rc<PodRuntimeStatus>,
-        answer: Answer<Granted>,
+        answer: StepAnswer<CrashLoopGrant>,
     },
     /// A sync has changed something at the runtime.
     Acted {
         pod: Rc<Pod>,
         /// Containers that were to be started, in the order of their turns.
-        starts: Vec<Started>,
+        starts: Vec<ContainerStartResult>,
         /// Not all of it was done: what waits is shown now, over what the sync began with. A newer look may have come between
         /// the kill of a container and the start of its next instance, and show a pod that is never restarted as failed.
         failed: Option<Rc<PodRuntimeStatus>>,
@@ -91,7 +91,7 @@ pub(crate) enum Step {
     Stopping {
         pod: Rc<Pod>,
         runtime: Rc<PodRuntimeStatus>,
-        answer: Answer<Vec<IpAddr>>,
+        answer: StepAnswer<Vec<IpAddr>>,
     },
     /// The containers of the pod were killed.
     Killed,
@@ -107,21 +107,21 @@ pub(crate) enum Step {
 }
 
 /// Orders for a sync that has begun.
-pub(crate) struct Begun {
+pub(crate) struct SyncOrders {
     /// The pod has come to its end by itself: nothing is done.
     pub(crate) terminal: bool,
     /// Outcome that has to outlive the machine's boot.
-    pub(in crate::agent) outcome: Option<Outcome>,
+    pub(in crate::agent) outcome: Option<PodOutcome>,
     /// Addresses of the pod, as its status has them.
     pub(crate) ips: Vec<IpAddr>,
     /// Reason why no container may start.
-    pub(crate) problem: Option<Problem>,
+    pub(crate) problem: Option<StartProblem>,
     /// Changes to make at the runtime.
     pub(crate) actions: PodActions,
 }
 
 /// Reason why no container of a pod may start.
-pub(crate) enum Problem {
+pub(crate) enum StartProblem {
     Runtime(String),
     /// A pod with the same name that still runs.
     Name(PodUid),
@@ -131,24 +131,24 @@ pub(crate) enum Problem {
 }
 
 /// The delays to be kept for the next agent, or how long this start has to wait.
-pub(crate) type Granted = Result<Vec<Record>, CrashLoop>;
+pub(crate) type CrashLoopGrant = Result<Vec<BackoffRecord>, CrashLoopWait>;
 
 /// Result of a container's start.
-pub(crate) struct Started {
+pub(crate) struct ContainerStartResult {
     pub(crate) container: String,
-    pub(crate) result: Result<(), NotStarted>,
+    pub(crate) result: Result<(), ContainerWaitReason>,
 }
 
 /// Reason why a container waits.
-pub(crate) struct NotStarted {
+pub(crate) struct ContainerWaitReason {
     pub(crate) reason: &'static str,
     pub(crate) message: String,
 }
 
 /// Channel for the answer to a step.
-pub(crate) struct Answer<T>(Sender<T>);
+pub(crate) struct StepAnswer<T>(Sender<T>);
 
-impl<T> Answer<T> {
+impl<T> StepAnswer<T> {
     /// Answers.
     pub(crate) fn give(self, answer: T) {
         // Whoever asked leaves only with the agent.
@@ -157,24 +157,24 @@ impl<T> Answer<T> {
 }
 
 /// Takes a step to the loop, behind all that were told before.
-pub(crate) type Tell = Rc<dyn Fn(Handle, Step) -> Pin<Box<dyn Future<Output = ()>>>>;
+pub(crate) type StepSender = Rc<dyn Fn(PodHandle, CallStep) -> Pin<Box<dyn Future<Output = ()>>>>;
 
 /// The way of one call to the loop.
-pub(crate) struct Line {
-    pub(crate) call: Handle,
-    pub(crate) tell: Tell,
+pub(crate) struct CallChannel {
+    pub(crate) call: PodHandle,
+    pub(crate) tell: StepSender,
 }
 
-impl Line {
+impl CallChannel {
     /// Tells the loop.
-    pub(crate) async fn tell(&self, step: Step) {
+    pub(crate) async fn tell(&self, step: CallStep) {
         (self.tell)(self.call, step).await;
     }
 
     /// Tells the loop and waits for its answer.
-    pub(crate) async fn ask<T>(&self, step: impl FnOnce(Answer<T>) -> Step) -> T {
+    pub(crate) async fn ask<T>(&self, step: impl FnOnce(StepAnswer<T>) -> CallStep) -> T {
         let (answer, answered) = smol::channel::bounded(1);
-        self.tell(step(Answer(answer))).await;
+        self.tell(step(StepAnswer(answer))).await;
         match answered.recv().await {
             Ok(answer) => answer,
             // The loop is over, and the agent with it.

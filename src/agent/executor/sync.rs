@@ -6,45 +6,47 @@
 use alloc::rc::Rc;
 
 use super::{
-    cgroups::{Ensured, PodCgroups},
+    cgroups::{PodCgroupState, PodCgroups},
     errors::SyncError,
-    kill::Killer,
-    prepare::Preparer,
-    start::{self, Pass, Starter},
-    steps::{Plan, Problem, Started, Step},
-    volumes::Mounted,
+    kill::PodKiller,
+    prepare::PodPreparer,
+    start::{self, ContainerStarter, StartPass},
+    steps::{CallPlan, CallStep, ContainerStartResult, StartProblem},
+    volumes::MountedVolumes,
 };
 use crate::{
-    agent::recorder::{Recorder, Severity},
+    agent::recorder::{EventRecorder, EventSeverity},
     api::{
         Pod,
         cri::{PodRuntimeStatus, SandboxStatus},
         pod::RestartPolicy,
     },
     error::chain,
-    logic::{actions::PodActions, page_size::misfit, pod_worker::Outcome, work_queue::Retry},
-    runtime::{Logs, RuntimeError, RuntimeService},
+    logic::{
+        actions::PodActions, page_size::misfit, pod_worker::CallOutcome, work_queue::RetryCause,
+    },
+    runtime::{LogRetention, RuntimeError, RuntimeService},
     sys::crash,
 };
 
 /// Syncs pods. Nothing is kept between two syncs.
-pub(in crate::agent) struct Syncer {
-    pub(in crate::agent) preparer: Rc<Preparer>,
+pub(in crate::agent) struct PodSyncer {
+    pub(in crate::agent) preparer: Rc<PodPreparer>,
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
-    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) recorder: Rc<EventRecorder>,
     pub(in crate::agent) cgroups: PodCgroups,
-    pub(in crate::agent) killer: Killer,
-    pub(in crate::agent) starter: Starter,
+    pub(in crate::agent) killer: PodKiller,
+    pub(in crate::agent) starter: ContainerStarter,
     /// Bytes of a page of memory.
     pub(in crate::agent) page_bytes: u64,
 }
 
-impl Syncer {
+impl PodSyncer {
     /// Runs one sync of one pod.
-    pub(in crate::agent) async fn run(&self, plan: &Plan) -> Outcome {
+    pub(in crate::agent) async fn run(&self, plan: &CallPlan) -> CallOutcome {
         let uid = &plan.uid;
         let Some(pod) = self.preparer.load(uid).await else {
-            return Outcome::Failed(Retry::Error);
+            return CallOutcome::Failed(RetryCause::Error);
         };
         let meta = &pod.metadata;
         match self.sync_pod(plan, &pod).await {
@@ -56,7 +58,7 @@ impl Syncer {
                     meta.name,
                     e.message
                 );
-                Outcome::Canceled
+                CallOutcome::Canceled
             }
             Err(e) => {
                 log::debug!(
@@ -65,34 +67,34 @@ impl Syncer {
                     meta.name,
                     e.message
                 );
-                Outcome::Failed(e.retry)
+                CallOutcome::Failed(e.retry)
             }
         }
     }
 
-    async fn sync_pod(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<Outcome, SyncError> {
+    async fn sync_pod(&self, plan: &CallPlan, pod: &Rc<Pod>) -> Result<CallOutcome, SyncError> {
         let known = Rc::clone(&plan.runtime);
         let begun = self.preparer.begin(plan, pod, known, None).await;
         for container in &plan.runtime.containers {
             if let Some(why) = misfit(self.page_bytes, container) {
                 let recorder = &self.recorder;
-                recorder.container(pod, &container.name, Severity::Warning, "Failed", &why);
+                recorder.container(pod, &container.name, EventSeverity::Warning, "Failed", &why);
             }
         }
         if begun.terminal {
-            return Ok(Outcome::Terminal);
+            return Ok(CallOutcome::Terminal);
         }
         match &begun.problem {
-            None | Some(Problem::Name(_) | Problem::Clock) => {}
-            Some(Problem::Runtime(problem)) => {
+            None | Some(StartProblem::Name(_) | StartProblem::Clock) => {}
+            Some(StartProblem::Runtime(problem)) => {
                 // What runs goes on, and is shown; the node's condition says why nothing else does.
                 return Err(SyncError::new(format!("runtime is not ready: {problem}")));
             }
-            Some(Problem::Network(problem)) => {
+            Some(StartProblem::Network(problem)) => {
                 let message = format!("network is not ready: {problem}");
                 self.warn(pod, "NetworkNotReady", &message);
                 return Err(SyncError {
-                    retry: Retry::NetworkNotReady,
+                    retry: RetryCause::NetworkNotReady,
                     message,
                 });
             }
@@ -105,32 +107,33 @@ impl Syncer {
         crash::point("pod.cgroup");
         let is_start = begun.actions.starts_anything();
         let Some(mounted) = self.preparer.set_up(plan, pod, is_start).await? else {
-            return Ok(Outcome::Canceled);
+            return Ok(CallOutcome::Canceled);
         };
         if begun.actions.is_empty() {
-            return Ok(Outcome::Done);
+            return Ok(CallOutcome::Done);
         }
         let mut starts = Vec::new();
         let acted = self.act(plan, pod, runtime, &mounted, &begun.actions, &mut starts);
         let result = acted.await;
-        let acted = Step::Acted {
+        let acted = CallStep::Acted {
             pod: Rc::clone(pod),
             starts,
             failed: result.is_err().then(|| Rc::clone(&plan.runtime)),
             again: result.is_ok() && begun.actions.restart_all,
         };
         plan.line.tell(acted).await;
-        result.map(|()| Outcome::Done)
+        result.map(|()| CallOutcome::Done)
     }
 
     fn warn(&self, pod: &Pod, reason: &str, message: &str) {
-        self.recorder.pod(pod, Severity::Warning, reason, message);
+        self.recorder
+            .pod(pod, EventSeverity::Warning, reason, message);
     }
 
     /// Ensures the pod's cgroup (SYNC-06, ACT-06).
     async fn ensure_cgroup(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Pod,
         runtime: &PodRuntimeStatus,
     ) -> Result<(), SyncError> {
@@ -146,12 +149,12 @@ impl Syncer {
             });
             if made.is_err() && plan.limited {
                 // What is there may be half made.
-                plan.line.tell(Step::Limited(false)).await;
+                plan.line.tell(CallStep::Limited(false)).await;
             }
             made
         };
         let mut ensured = ensure(runtime.has_running_container()).await?;
-        if ensured == Ensured::MissingUnderContainers {
+        if ensured == PodCgroupState::MissingUnderContainers {
             let killed = self.killer.kill_pod(pod, runtime, None);
             killed.await?;
             if pod.spec.restart_policy == RestartPolicy::Never {
@@ -159,8 +162,8 @@ impl Syncer {
             }
             ensured = ensure(false).await?;
         }
-        if ensured == Ensured::Made {
-            plan.line.tell(Step::Limited(true)).await;
+        if ensured == PodCgroupState::Made {
+            plan.line.tell(CallStep::Limited(true)).await;
         }
         Ok(())
     }
@@ -168,12 +171,12 @@ impl Syncer {
     /// Carries out the actions, in the order of ACT-03. What it starts is noted in `starts`.
     async fn act(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Rc<Pod>,
         mut runtime: PodRuntimeStatus,
-        mounted: &Mounted,
+        mounted: &MountedVolumes,
         actions: &PodActions,
-        starts: &mut Vec<Started>,
+        starts: &mut Vec<ContainerStartResult>,
     ) -> Result<(), SyncError> {
         if actions.restart_all {
             let (waiting, granted) = start::may_restart_all(&self.starter, plan, pod).await;
@@ -184,7 +187,7 @@ impl Syncer {
             if actions.create_sandbox && actions.sandbox_id.is_some() {
                 self.recorder.pod(
                     pod,
-                    Severity::Normal,
+                    EventSeverity::Normal,
                     "SandboxChanged",
                     "Pod sandbox changed, it will be killed and re-created.",
                 );
@@ -205,8 +208,8 @@ impl Syncer {
         }
         // The next instance goes on behind what the last one wrote.
         let logs = match actions.restart_all {
-            true => Logs::Stay,
-            false => Logs::Go,
+            true => LogRetention::Stay,
+            false => LogRetention::Go,
         };
         for id in &actions.to_remove {
             if let Err(e) = self.runtime.remove_container(id, logs).await {
@@ -242,13 +245,13 @@ impl Syncer {
             if !pod.spec.host_network {
                 runtime.ips.clone_from(&sandbox.ips);
             }
-            plan.line.tell(Step::SandboxUp(Rc::clone(pod))).await;
+            plan.line.tell(CallStep::SandboxUp(Rc::clone(pod))).await;
         }
         let generator = &self.starter.generator;
         let handler = sandbox.runtime_handler.clone();
         let made = generator.sandbox_plan(plan, pod, sandbox.attempt, handler);
         let made = made.await.ok().map(|plan| plan.config);
-        let pass = Pass {
+        let pass = StartPass {
             made,
             starter: &self.starter,
             plan,
@@ -265,7 +268,7 @@ impl Syncer {
 
     async fn create_sandbox(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Pod,
         attempt: u32,
     ) -> Result<SandboxStatus, SandboxFailure> {

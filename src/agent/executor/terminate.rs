@@ -9,16 +9,16 @@ use smol::future::FutureExt as _;
 use super::{
     cgroups::PodCgroups,
     errors::SyncError,
-    kill::Killer,
-    steps::{Plan, Step},
+    kill::PodKiller,
+    steps::{CallPlan, CallStep},
 };
 use crate::{
     agent::{
         clock::Clock,
         cluster,
         complaints::Complaints,
-        pod_store::{PodStore, StoreError},
-        recorder::{Recorder, Severity},
+        pod_store::{PodStore, PodStoreError},
+        recorder::{EventRecorder, EventSeverity},
     },
     api::{
         Pod,
@@ -27,7 +27,7 @@ use crate::{
     error::chain,
     logic::{
         kill::{self, RUNTIME_ONLY_GRACE_S},
-        pod_worker::Outcome,
+        pod_worker::CallOutcome,
     },
     runtime::RuntimeService,
     sys::{crash, lane::Lane},
@@ -40,36 +40,40 @@ const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(123);
 const READ_GAP: Duration = Duration::from_secs(1);
 
 /// Ends pods. Nothing is kept between two of them.
-pub(in crate::agent) struct Terminator {
+pub(in crate::agent) struct PodTerminator {
     pub(in crate::agent) store: PodStore,
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     pub(in crate::agent) clock: Rc<dyn Clock>,
-    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) recorder: Rc<EventRecorder>,
     pub(in crate::agent) complaints: Rc<Complaints>,
     pub(in crate::agent) cgroups: PodCgroups,
     pub(in crate::agent) volumes: Volumes,
-    pub(in crate::agent) killer: Killer,
-    pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+    pub(in crate::agent) killer: PodKiller,
+    pub(in crate::agent) of_api: Option<Rc<cluster::ObjectStore>>,
 }
 
-impl Terminator {
-    fn outcome(&self, plan: &Plan, step: &str, result: Result<(), SyncError>) -> Outcome {
+impl PodTerminator {
+    fn outcome(&self, plan: &CallPlan, step: &str, result: Result<(), SyncError>) -> CallOutcome {
         match result {
-            Ok(()) => Outcome::Done,
+            Ok(()) => CallOutcome::Done,
             Err(e) => {
                 let message = format!("uid={} {step}: {}", plan.uid, e.message);
                 self.complaints.complain(&message);
-                Outcome::Failed(e.retry)
+                CallOutcome::Failed(e.retry)
             }
         }
     }
 
     /// Stops everything of the pod and tells its final status.
-    pub(in crate::agent) async fn terminating(&self, plan: &Plan, grace_s: Option<u32>) -> Outcome {
+    pub(in crate::agent) async fn terminating(
+        &self,
+        plan: &CallPlan,
+        grace_s: Option<u32>,
+    ) -> CallOutcome {
         let result = match self.read(plan).await {
             Ok(pod) => self.stop_pod(plan, &pod, grace_s).await,
-            Err(_) if plan.cancel.is_cancelled() => return Outcome::Canceled,
+            Err(_) if plan.cancel.is_cancelled() => return CallOutcome::Canceled,
             Err(e) => {
                 // Its record is gone, damaged or not to be read: the runtime's own word must do to end it.
                 let message = format!("uid={} {}", plan.uid, chain(&e));
@@ -84,11 +88,11 @@ impl Terminator {
     }
 
     /// The pod as recorded. A disk that does not give it is asked again for a while, unless the call is to return early.
-    async fn read(&self, plan: &Plan) -> Result<Rc<Pod>, StoreError> {
+    async fn read(&self, plan: &CallPlan) -> Result<Rc<Pod>, PodStoreError> {
         let latest = self.clock.now() + kill::record_wait(plan.grace_s);
         loop {
             let read = self.store.load(&self.disk, &plan.uid).await;
-            let may_pass = read.as_ref().is_err_and(StoreError::may_pass);
+            let may_pass = read.as_ref().is_err_and(PodStoreError::may_pass);
             let now = self.clock.now();
             if !may_pass || now >= latest || plan.cancel.is_cancelled() {
                 return read;
@@ -100,12 +104,12 @@ impl Terminator {
 
     async fn stop_pod(
         &self,
-        plan: &Plan,
+        plan: &CallPlan,
         pod: &Rc<Pod>,
         grace_s: Option<u32>,
     ) -> Result<(), SyncError> {
         let (uid, line) = (&plan.uid, &plan.line);
-        let ips = line.ask(|answer| Step::Stopping {
+        let ips = line.ask(|answer| CallStep::Stopping {
             pod: Rc::clone(pod),
             runtime: Rc::clone(&plan.runtime),
             answer,
@@ -120,10 +124,11 @@ impl Terminator {
         if let Err(e) = killed.await {
             let message = format!("error killing pod: {}", chain(&e));
             let reason = "FailedKillPod";
-            self.recorder.pod(pod, Severity::Warning, reason, &message);
+            self.recorder
+                .pod(pod, EventSeverity::Warning, reason, &message);
             return Err(SyncError::new(message));
         }
-        line.tell(Step::Killed).await;
+        line.tell(CallStep::Killed).await;
         // Read directly, not from the cache: exit codes are caught here, for the instances may be gone later.
         let after = self.runtime.pod_status(uid).await;
         let mut after = after.map_err(|e| SyncError::new(e.to_string()))?;
@@ -142,44 +147,44 @@ impl Terminator {
             after.ips.clone_from(&plan.runtime.ips);
         }
         crash::point("pod.stopped");
-        let stopped = Step::Stopped {
+        let stopped = CallStep::Stopped {
             pod: Rc::clone(pod),
             runtime: Rc::new(after),
         };
         line.tell(stopped).await;
-        line.tell(Step::Changed).await;
+        line.tell(CallStep::Changed).await;
         Ok(())
     }
 
     /// Ends a pod that only the runtime knows.
-    pub(in crate::agent) async fn terminating_runtime(&self, plan: &Plan) -> Outcome {
+    pub(in crate::agent) async fn terminating_runtime(&self, plan: &CallPlan) -> CallOutcome {
         let stopped = self.stop_runtime_pod(plan, RUNTIME_ONLY_GRACE_S).await;
         self.outcome(plan, "terminating (known to the runtime only)", stopped)
     }
 
-    async fn stop_runtime_pod(&self, plan: &Plan, grace_s: i64) -> Result<(), SyncError> {
+    async fn stop_runtime_pod(&self, plan: &CallPlan, grace_s: i64) -> Result<(), SyncError> {
         let runtime = self.runtime.pod_status(&plan.uid).await;
         let runtime = runtime.map_err(|e| SyncError::new(e.to_string()))?;
         let killed = self.killer.kill_runtime_pod(&runtime, grace_s).await;
         killed?;
-        plan.line.tell(Step::Changed).await;
+        plan.line.tell(CallStep::Changed).await;
         Ok(())
     }
 
     /// Removes volumes and cgroup of a pod whose containers have all ended, and finishes its status.
-    pub(in crate::agent) async fn terminated(&self, plan: &Plan) -> Outcome {
+    pub(in crate::agent) async fn terminated(&self, plan: &CallPlan) -> CallOutcome {
         let cleaned = self.clean_up(plan).await;
         self.outcome(plan, "terminated", cleaned)
     }
 
-    async fn clean_up(&self, plan: &Plan) -> Result<(), SyncError> {
+    async fn clean_up(&self, plan: &CallPlan) -> Result<(), SyncError> {
         let uid = &plan.uid;
         let (pod, unread) = match self.store.load(&self.disk, uid).await {
             Ok(pod) => (Some(pod), None),
-            Err(e) => (None, Some(e).filter(StoreError::may_pass)),
+            Err(e) => (None, Some(e).filter(PodStoreError::may_pass)),
         };
         if let Some(pod) = &pod {
-            let stopped = Step::Stopped {
+            let stopped = CallStep::Stopped {
                 pod: Rc::clone(pod),
                 runtime: Rc::clone(&plan.runtime),
             };
@@ -213,7 +218,7 @@ impl Terminator {
             // Without its last status the pod would never go from the API (DEL-03).
             return Err(SyncError::new(chain(&e)));
         }
-        plan.line.tell(Step::CleanedUp(pod)).await;
+        plan.line.tell(CallStep::CleanedUp(pod)).await;
         Ok(())
     }
 }

@@ -5,47 +5,47 @@ use std::{io::Read as _, os::fd::OwnedFd, path::Path};
 
 use nix::fcntl::OFlag;
 
-use super::{cancel::Cancel, errors::SyncError, steps::Plan};
+use super::{cancel::CallCancel, errors::SyncError, steps::CallPlan};
 use crate::{
     agent::{
-        cluster::{self, Loaded},
-        objects::Objects,
-        recorder::{Recorder, Severity},
+        cluster::{self, LoadedObjects},
+        objects::ManifestObjects,
+        recorder::{EventRecorder, EventSeverity},
     },
     api::{ConfigMap, Container, Pod, PodError, Secret},
     error::chain,
     logic::{bound_volume::BoundVolume, cgroup, env, generate::NodeContext, pod_refs, projection},
     sys::{lane::Lane, open},
-    volume::{Medium, MountedVolume, PodVolumes, SetUp, Source, Volumes},
+    volume::{EmptyDirMedium, MountedVolume, PodVolumes, VolumeSetUp, VolumeSource, Volumes},
 };
 
 /// Bytes read of a file for a `fileKeyRef`.
 const MAX_ENV_FILE_BYTES: u64 = 1 << 20;
 
 /// Volumes of a pod that can be mounted now, by name.
-pub(crate) type Mounted = BTreeMap<String, MountedVolume>;
+pub(crate) type MountedVolumes = BTreeMap<String, MountedVolume>;
 
 /// Sets up volumes. Nothing is kept between two pods.
-pub(in crate::agent) struct Mounter {
+pub(in crate::agent) struct VolumeMounter {
     pub(in crate::agent) volumes: Volumes,
     pub(in crate::agent) disk: Lane,
-    pub(in crate::agent) recorder: Rc<Recorder>,
-    pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+    pub(in crate::agent) recorder: Rc<EventRecorder>,
+    pub(in crate::agent) of_api: Option<Rc<cluster::ObjectStore>>,
     pub(in crate::agent) context: Rc<NodeContext>,
 }
 
-impl Mounter {
+impl VolumeMounter {
     /// Sets up all volumes of the pod and refreshes the projected ones (SYNC-09).
     pub(in crate::agent) async fn set_up(
         &self,
         pod: &Pod,
-        plan: &Plan,
-    ) -> Result<Mounted, SyncError> {
+        plan: &CallPlan,
+    ) -> Result<MountedVolumes, SyncError> {
         if let Some(objects) = &self.of_api {
             objects.note_class(pod);
         }
         if pod.spec.volumes.is_empty() {
-            return Ok(Mounted::new());
+            return Ok(MountedVolumes::new());
         }
         let cancel = &*plan.cancel;
         let mut outside = self.outside(pod, cancel).await;
@@ -67,7 +67,8 @@ impl Mounter {
         drop(loaded);
         let failed = |message: &str| {
             let reason = "FailedMount";
-            self.recorder.pod(pod, Severity::Warning, reason, message);
+            self.recorder
+                .pod(pod, EventSeverity::Warning, reason, message);
         };
         let request = PodVolumes::of(pod, Some(self.tmpfs_limit(pod)), files, outside);
         let mut request = request.map_err(|e| {
@@ -85,7 +86,8 @@ impl Mounter {
             failed(&chain(failure));
         }
         for (reason, message) in &set_up.warnings {
-            self.recorder.pod(pod, Severity::Warning, reason, message);
+            self.recorder
+                .pod(pod, EventSeverity::Warning, reason, message);
         }
         set_up.into_result().map_err(|e| {
             SyncError::new(format!("Unable to attach or mount volumes: {}", chain(&e)))
@@ -94,7 +96,7 @@ impl Mounter {
 
     /// Volumes that lie outside the pod's directory, by name: those that claims are bound to, and shares of the network, which
     /// are mounted here.
-    async fn outside(&self, pod: &Pod, cancel: &Cancel) -> BTreeMap<String, Source> {
+    async fn outside(&self, pod: &Pod, cancel: &CallCancel) -> BTreeMap<String, VolumeSource> {
         let mut sources = BTreeMap::new();
         let bound = match cluster::objects_of(self.of_api.as_ref(), pod) {
             Some(objects) => objects.bound_volumes(pod, cancel).await,
@@ -103,7 +105,7 @@ impl Mounter {
         for (name, bound) in bound {
             let source = match bound {
                 Ok(bound) => self.bound_source(pod, bound).await,
-                Err(why) => Source::Unknown(why.to_string()),
+                Err(why) => VolumeSource::Unknown(why.to_string()),
             };
             sources.insert(name, source);
         }
@@ -122,28 +124,28 @@ impl Mounter {
         sources
     }
 
-    async fn bound_source(&self, pod: &Pod, bound: BoundVolume) -> Source {
+    async fn bound_source(&self, pod: &Pod, bound: BoundVolume) -> VolumeSource {
         let read_only = bound.read_only;
         if let Some(host) = bound.host_path {
-            Source::HostPath {
+            VolumeSource::HostPath {
                 path: host.path,
                 kind: host.kind.as_deref().unwrap_or_default().into(),
                 read_only,
             }
         } else if let Some(path) = bound.local_path {
-            Source::Local {
+            VolumeSource::Local {
                 name: bound.name,
                 path,
                 read_only,
             }
         } else if let Some(nfs) = bound.nfs {
-            let share = cluster::Share {
+            let share = cluster::NfsShare {
                 server: nfs.server,
                 path: nfs.path,
                 options: bound.mount_options,
                 read_only,
             };
-            Source::Nfs {
+            VolumeSource::Nfs {
                 mounted: {
                     let uid = &pod.metadata.uid;
                     let name = &bound.name;
@@ -153,7 +155,7 @@ impl Mounter {
                 read_only,
             }
         } else {
-            Source::Unknown("its volume is of no kind".into())
+            VolumeSource::Unknown("its volume is of no kind".into())
         }
     }
 
@@ -168,25 +170,28 @@ impl Mounter {
 }
 
 /// Looks at paths of the host, which may not answer.
-async fn check(volumes: &Volumes, disk: &Lane, request: PodVolumes) -> SetUp {
+async fn check(volumes: &Volumes, disk: &Lane, request: PodVolumes) -> VolumeSetUp {
     let names: Vec<_> = request.volumes.iter().map(|v| v.name.clone()).collect();
     let (volumes, uid) = (volumes.clone(), request.uid.clone());
     let checked = disk.run_apart(&uid, move || volumes.set_up(&request));
     let checked = checked.await;
-    checked.unwrap_or_else(|e| SetUp::refused(&names, &chain(&e)))
+    checked.unwrap_or_else(|e| VolumeSetUp::refused(&names, &chain(&e)))
 }
 
 /// Volumes of huge pages, by name: the size of their pages depends on what the containers request (VOL-14).
-fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, Source)> {
+fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, VolumeSource)> {
     pod.spec.volumes.iter().filter_map(|volume| {
         let empty = volume.empty_dir.as_ref()?;
         let medium = match cgroup::medium_page_size(pod, &empty.medium)? {
-            Ok(bytes) => Medium::HugePages(bytes),
-            Err(why) => Medium::Refused(why.to_string()),
+            Ok(bytes) => EmptyDirMedium::HugePages(bytes),
+            Err(why) => EmptyDirMedium::Refused(why.to_string()),
         };
         // How much of it the pod may use its cgroup says.
         let size_limit = None;
-        Some((volume.name.clone(), Source::EmptyDir { medium, size_limit }))
+        Some((
+            volume.name.clone(),
+            VolumeSource::EmptyDir { medium, size_limit },
+        ))
     })
 }
 
@@ -197,7 +202,7 @@ pub(in crate::agent) type VolumeFiles<'a> = BTreeMap<(&'a str, &'a str), Result<
 pub(in crate::agent) async fn files_of_volumes<'a>(
     disk: &Lane,
     container: &'a Container,
-    mounted: &Mounted,
+    mounted: &MountedVolumes,
 ) -> VolumeFiles<'a> {
     let sources = container.env.iter().filter_map(|e| e.value_from.as_ref());
     let wanted = sources.filter_map(|source| source.file_key_ref.as_ref());
@@ -238,12 +243,12 @@ fn read_beneath(dir: &Path, path: &Path) -> std::io::Result<String> {
 /// Objects a pod may refer to: those of the manifest directory or, for a pod of the apiserver, those that were loaded for
 /// this step; and files of its own volumes.
 pub(in crate::agent) struct PodObjects<'a> {
-    pub(in crate::agent) objects: &'a Objects,
+    pub(in crate::agent) objects: &'a ManifestObjects,
     pub(in crate::agent) files: &'a VolumeFiles<'a>,
-    pub(in crate::agent) loaded: Option<&'a Loaded>,
+    pub(in crate::agent) loaded: Option<&'a LoadedObjects>,
 }
 
-impl env::Objects for PodObjects<'_> {
+impl env::ReferencedObjects for PodObjects<'_> {
     fn config_map(&self, namespace: &str, name: &str) -> Result<Option<&ConfigMap>, PodError> {
         match self.loaded {
             Some(loaded) => loaded.config_map(name),
@@ -303,7 +308,7 @@ mod tests {
             uid: "u".into(),
             volumes: vec![PodVolume {
                 name: "v".into(),
-                source: Source::HostPath {
+                source: VolumeSource::HostPath {
                     path: dir.join("x").display().to_string(),
                     kind: "Directory".into(),
                     read_only: false,
@@ -355,12 +360,18 @@ mod tests {
         let found: Vec<_> = of_huge_pages(&pod).collect();
         let empty = |name: &str, medium| {
             let size_limit = None;
-            (name.to_owned(), Source::EmptyDir { medium, size_limit })
+            (
+                name.to_owned(),
+                VolumeSource::EmptyDir { medium, size_limit },
+            )
         };
-        let refused = Medium::Refused("no container requests hugepages-1Gi".into());
+        let refused = EmptyDirMedium::Refused("no container requests hugepages-1Gi".into());
         assert_eq!(
             found,
-            [empty("a", Medium::HugePages(2 << 20)), empty("b", refused)]
+            [
+                empty("a", EmptyDirMedium::HugePages(2 << 20)),
+                empty("b", refused)
+            ]
         );
     }
 }

@@ -17,37 +17,37 @@ use core::cell::RefCell;
 use std::{io, path::Path};
 
 use super::{
-    credentials::Credentials,
-    for_pod::ForPod,
-    records::{Files, file_name},
+    credentials::PullCredentials,
+    for_pod::StartingPod,
+    records::{ImageRecordFiles, file_name},
 };
 use crate::{
     agent::complaints::Complaints,
-    image::Reference,
-    logic::image_access::{PullSecret, PulledRecord, Standing, Verification},
+    image::ImageReference,
+    logic::image_access::{ImageRight, PullSecret, PulledRecord, VerificationPolicy},
     runtime::ImageService,
     sys::lane::Lane,
 };
 
-/// Looks of [`Access::tidy`] for which the note of a dropped pull stays at a runtime that does not tell of it: two may come one
+/// Looks of [`ImageAccess::tidy`] for which the note of a dropped pull stays at a runtime that does not tell of it: two may come one
 /// after the other, the third comes a collection of garbage later.
 const MAX_LOOKS: u32 = 3;
 
 /// Right of pods to use the images that are there.
-pub(super) struct Access {
-    files: Files,
-    policy: Verification,
+pub(super) struct ImageAccess {
+    files: ImageRecordFiles,
+    policy: VerificationPolicy,
     disk: Lane,
     complaints: Rc<Complaints>,
     /// Pulls with credentials of pods that are under way, by reference: as many as there are pods at most.
     under_way: RefCell<BTreeMap<String, u32>>,
     /// Pulls that were dropped and may still bring their image, by reference: as many as pods were deleted meanwhile at most.
-    dropped: RefCell<BTreeMap<String, Dropped>>,
+    dropped: RefCell<BTreeMap<String, AbandonedPull>>,
 }
 
 /// A pull that has begun.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct StartedPull {
     reference: String,
     /// Id of the image that had this name before.
     before: Option<String>,
@@ -55,23 +55,23 @@ pub(super) struct Begun {
 
 /// A pull without waiters.
 #[derive(Debug)]
-struct Dropped {
+struct AbandonedPull {
     /// Id of the image that had this name before: the pull did not bring that one.
     before: Option<String>,
-    /// Times that [`Access::tidy`] has met the pull.
+    /// Times that [`ImageAccess::tidy`] has met the pull.
     looks: u32,
 }
 
-impl Access {
+impl ImageAccess {
     /// Makes the access with the records below `root`.
     pub(super) fn new(
         root: &Path,
-        policy: Verification,
+        policy: VerificationPolicy,
         disk: Lane,
         complaints: Rc<Complaints>,
     ) -> Self {
         Self {
-            files: Files::below(root),
+            files: ImageRecordFiles::below(root),
             policy,
             disk,
             complaints,
@@ -81,8 +81,8 @@ impl Access {
     }
 
     /// Returns true if the pod may use the image that `reference` names without asking the registry.
-    pub(super) async fn may_use(&self, pod: &dyn ForPod, reference: &str, id: &str) -> bool {
-        let Ok(parsed) = Reference::parse(reference) else {
+    pub(super) async fn may_use(&self, pod: &dyn StartingPod, reference: &str, id: &str) -> bool {
+        let Ok(parsed) = ImageReference::parse(reference) else {
             return false;
         };
         let repository = parsed.repository();
@@ -107,12 +107,12 @@ impl Access {
         }
         let brought = pod.pull_secrets().await.brought(repository);
         match record.standing(repository, &brought) {
-            Standing::Known => true,
-            Standing::New => {
+            ImageRight::Known => true,
+            ImageRight::New => {
                 self.note(id, repository, brought).await;
                 true
             }
-            Standing::Ask => false,
+            ImageRight::Ask => false,
         }
     }
 
@@ -123,8 +123,8 @@ impl Access {
         &self,
         service: &dyn ImageService,
         reference: &str,
-        credentials: &Credentials,
-    ) -> io::Result<Option<Begun>> {
+        credentials: &PullCredentials,
+    ) -> io::Result<Option<StartedPull>> {
         if credentials.brought.is_empty() {
             return Ok(None);
         }
@@ -134,7 +134,7 @@ impl Access {
             let mut under_way = self.under_way.borrow_mut();
             *under_way.entry(reference.into()).or_default() += 1;
         }
-        let begun = Begun {
+        let begun = StartedPull {
             reference: reference.into(),
             before: before.map(|image| image.id),
         };
@@ -151,10 +151,10 @@ impl Access {
         &self,
         reference: &str,
         id: &str,
-        credentials: &Credentials,
+        credentials: &PullCredentials,
         with: Option<&str>,
     ) {
-        let Ok(parsed) = Reference::parse(reference) else {
+        let Ok(parsed) = ImageReference::parse(reference) else {
             return;
         };
         let with = match with {
@@ -185,8 +185,8 @@ impl Access {
     }
 
     /// A pull that has begun is over, however it ended.
-    pub(super) async fn end(&self, begun: Option<Begun>) {
-        let Some(Begun { reference, .. }) = begun else {
+    pub(super) async fn end(&self, begun: Option<StartedPull>) {
+        let Some(StartedPull { reference, .. }) = begun else {
             return;
         };
         self.count_down(&reference);
@@ -196,12 +196,12 @@ impl Access {
     }
 
     /// Notes that a begun pull has no waiter any more. Its note on disk stays as long as the pull may bring its image.
-    pub(super) async fn dropped(&self, service: &dyn ImageService, begun: Option<Begun>) {
-        let Some(Begun { reference, before }) = begun else {
+    pub(super) async fn dropped(&self, service: &dyn ImageService, begun: Option<StartedPull>) {
+        let Some(StartedPull { reference, before }) = begun else {
             return;
         };
         self.count_down(&reference);
-        let dropped = Dropped { before, looks: 0 };
+        let dropped = AbandonedPull { before, looks: 0 };
         self.dropped
             .borrow_mut()
             .entry(reference)

@@ -7,13 +7,16 @@ use std::path::PathBuf;
 use smol::channel::Sender;
 
 use super::{
-    owner::Images,
-    stock::{Stock, shown},
+    owner::AgentImages,
+    stock::{ImageStock, shown},
 };
 use crate::{
-    api::cri::Image,
+    api::cri::StoredImage,
     error::chain,
-    image::{ImportOptions, Progress, Reference, Repair, Verification, progress::Stage},
+    image::{
+        ImageProgress, ImageReference, ImportOptions, RepairResult, StoreVerification,
+        progress::ImageStage,
+    },
     runtime::{RuntimeError, RuntimeService},
     server::http::Refusal,
     sys::memory,
@@ -22,9 +25,9 @@ use crate::{
 /// Carries out local commands.
 pub(in crate::agent) struct ImageCommands {
     /// Owner of the agent's images.
-    pub(in crate::agent) images: Rc<Images>,
+    pub(in crate::agent) images: Rc<AgentImages>,
     /// Keeper of the images.
-    pub(in crate::agent) stock: Stock,
+    pub(in crate::agent) stock: ImageStock,
     /// Runtime whose containers use images.
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
 }
@@ -35,7 +38,7 @@ fn internal(e: RuntimeError) -> Refusal {
 
 impl ImageCommands {
     /// All images, sorted by id.
-    pub(in crate::agent) async fn list(&self) -> Result<Vec<Image>, Refusal> {
+    pub(in crate::agent) async fn list(&self) -> Result<Vec<StoredImage>, Refusal> {
         self.runtime.list_images().await.map_err(internal)
     }
 
@@ -44,13 +47,13 @@ impl ImageCommands {
         &self,
         path: PathBuf,
         name: String,
-        steps: Option<Sender<Progress>>,
+        steps: Option<Sender<ImageProgress>>,
     ) -> Result<Vec<String>, Refusal> {
         let mut options = ImportOptions::default();
         if !name.is_empty() {
             options.names = vec![name];
         }
-        let tick = move |progress: Progress| match &steps {
+        let tick = move |progress: ImageProgress| match &steps {
             Some(steps) if steps.is_closed() => ControlFlow::Break(()),
             Some(steps) => {
                 // Full: the reader is slow, and the next step says all that this one does.
@@ -88,7 +91,7 @@ impl ImageCommands {
     }
 
     /// Progress of the pull of `reference`, if one is under way.
-    pub(in crate::agent) fn progress(&self, reference: &str) -> Option<Progress> {
+    pub(in crate::agent) fn progress(&self, reference: &str) -> Option<ImageProgress> {
         self.runtime.pull_progress(reference)
     }
 
@@ -98,8 +101,8 @@ impl ImageCommands {
         let image = found
             .map_err(internal)?
             .ok_or_else(|| Refusal::not_found(format!("images \"{reference}\" not found")))?;
-        if let Stock::Own(store) = &self.stock
-            && let Ok(parsed) = Reference::parse(reference)
+        if let ImageStock::Own(store) = &self.stock
+            && let Ok(parsed) = ImageReference::parse(reference)
             && let Some(name) = parsed.tagged().filter(|_| parsed.digest().is_none())
             && image.repo_tags.contains(&name)
         {
@@ -129,14 +132,14 @@ impl ImageCommands {
     pub(in crate::agent) async fn verify(
         &self,
         repair: bool,
-        steps: Sender<Progress>,
-    ) -> Result<Verification, Refusal> {
+        steps: Sender<ImageProgress>,
+    ) -> Result<StoreVerification, Refusal> {
         let mut verifying = self.stock.own("verify")?.verifying().await;
         loop {
             let (done, layers, bytes) = verifying.get().progress();
             // Full: the reader is slow, and the next step says all that this one does.
-            let step = Progress {
-                stage: Stage::Verifying,
+            let step = ImageProgress {
+                stage: ImageStage::Verifying,
                 layers_done: done,
                 layers,
                 bytes,
@@ -156,12 +159,12 @@ impl ImageCommands {
         let (_, used) = self.stock.look(&*self.runtime).await.map_err(internal)?;
         let told = verifying.run(move |verifying| {
             let found = verifying.found();
-            let repairs: Vec<Option<Repair>> = found
+            let repairs: Vec<Option<RepairResult>> = found
                 .damaged
                 .iter()
                 .map(|image| repair.then(|| verifying.repair(image, &used)))
                 .collect();
-            Verification { found, repairs }
+            StoreVerification { found, repairs }
         });
         let (_, answer) = told.await;
         if repair {

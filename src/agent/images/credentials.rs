@@ -2,12 +2,12 @@
 
 use alloc::{collections::BTreeMap, sync::Arc};
 
-use super::for_pod::Pending;
+use super::for_pod::ImageFuture;
 use crate::{
     api::{Pod, Secret, cri::AuthConfig},
     image::{
-        pull::NodeKeys,
-        registry::{Credential, DockerConfig, Keyring},
+        pull::NodeCredentialLookup,
+        registry::{DockerConfig, Keyring, RegistryCredential},
     },
     logic::image_access::PullSecret,
     runtime::runc::store_images::StoreImages,
@@ -15,26 +15,26 @@ use crate::{
 };
 
 /// Credentials by registry.
-type Auths = BTreeMap<String, Credential>;
+type RegistryAuths = BTreeMap<String, RegistryCredential>;
 
 /// Content of a pod's pull secrets.
 #[derive(Default)]
-pub(in crate::agent) struct PodSecrets {
-    found: Vec<(PullSecret, Auths)>,
+pub(in crate::agent) struct PodPullSecrets {
+    found: Vec<(PullSecret, RegistryAuths)>,
     missing: Vec<String>,
 }
 
 /// Keyring of the node: its own credentials for images.
 pub(in crate::agent) trait NodeKeyring {
     /// All credentials for `reference`, in the order in which they are tried. Programs may have to be asked.
-    fn lookup<'a>(&'a self, reference: &'a str) -> Pending<'a, Vec<AuthConfig>>;
+    fn lookup<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>>;
 }
 
 /// Keyring for images that a runtime pulls.
-pub(in crate::agent) struct RuntimeKeyring(pub(in crate::agent) Arc<NodeKeys>);
+pub(in crate::agent) struct RuntimeKeyring(pub(in crate::agent) Arc<NodeCredentialLookup>);
 
 impl NodeKeyring for RuntimeKeyring {
-    fn lookup<'a>(&'a self, reference: &'a str) -> Pending<'a, Vec<AuthConfig>> {
+    fn lookup<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
         let (keys, reference) = (Arc::clone(&self.0), reference.to_owned());
         Box::pin(async move {
             // Plugins may take their time.
@@ -49,14 +49,14 @@ impl NodeKeyring for RuntimeKeyring {
 }
 
 impl NodeKeyring for StoreImages {
-    fn lookup<'a>(&'a self, reference: &'a str) -> Pending<'a, Vec<AuthConfig>> {
+    fn lookup<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
         Box::pin(self.node_credentials(reference))
     }
 }
 
 /// A try of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Try {
+pub(super) struct PullAttempt {
     /// Credential to present; `None`: the try is anonymous.
     pub(super) auth: Option<AuthConfig>,
     /// Digest of the credential if the pod brought it. `None`: every pod on this node may do as much.
@@ -64,31 +64,31 @@ pub(super) struct Try {
 }
 
 /// Credentials that a pod brings for a pull.
-pub(super) struct Credentials {
+pub(super) struct PullCredentials {
     /// Tries, in their order.
-    pub(super) own: Vec<Try>,
+    pub(super) own: Vec<PullAttempt>,
     /// The credentials by the Secrets that they are in, a digest each.
     pub(super) brought: Vec<PullSecret>,
 }
 
 /// All tries: a pod's credentials, then the node's, each once. Without any, one anonymous try.
-pub(super) fn tries(own: &[Try], node: Vec<AuthConfig>) -> Vec<Try> {
+pub(super) fn tries(own: &[PullAttempt], node: Vec<AuthConfig>) -> Vec<PullAttempt> {
     let mut all = own.to_vec();
     for auth in node {
         if !all.iter().any(|known| known.auth.as_ref() == Some(&auth)) {
-            all.push(Try {
+            all.push(PullAttempt {
                 auth: Some(auth),
                 digest: None,
             });
         }
     }
     if all.is_empty() {
-        all.push(Try::default());
+        all.push(PullAttempt::default());
     }
     all
 }
 
-impl PodSecrets {
+impl PodPullSecrets {
     /// Reads the Secrets that `pod` names; `secret` has one by its name.
     pub(in crate::agent) fn read<'s>(
         pod: &Pod,
@@ -136,17 +136,20 @@ impl PodSecrets {
     }
 
     /// Picks the credentials for a pull from `repository`.
-    pub(super) fn into_credentials(self, repository: &str) -> Credentials {
+    pub(super) fn into_credentials(self, repository: &str) -> PullCredentials {
         let brought = self.brought(repository);
         let mut ring = Keyring::default();
         for (_, auths) in self.found {
             ring.add(auths);
         }
-        let own = ring.lookup(repository).into_iter().map(|credential| Try {
-            digest: Some(credential.digest()),
-            auth: Some(credential.into()),
-        });
-        Credentials {
+        let own = ring
+            .lookup(repository)
+            .into_iter()
+            .map(|credential| PullAttempt {
+                digest: Some(credential.digest()),
+                auth: Some(credential.into()),
+            });
+        PullCredentials {
             own: own.collect(),
             brought,
         }

@@ -8,13 +8,13 @@ use std::{io, ops::ControlFlow, path::PathBuf};
 use smol::future::FutureExt as _;
 
 use super::{
-    owner::{Images, with_default_tag},
+    owner::{AgentImages, with_default_tag},
     stock::shown,
 };
 use crate::{
-    agent::link_policy::Deferred,
+    agent::link_policy::DeferredPull,
     api::{PodUid, link::PullUrgency},
-    image::dropin::{Doorbell, RETRY_FIRST, Report, Wanted},
+    image::dropin::{DropInDoorbell, DropInReport, ListedReference, RETRY_FIRST},
     runtime::{RuntimeError, runc::store_images::StoreImages},
     sys::memory,
 };
@@ -27,12 +27,12 @@ const INTERVAL: Duration = Duration::from_secs(20);
 const LINK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// A pull for a list, with the reference and its list.
-type ListPull = Pin<Box<dyn Future<Output = (Wanted, Result<String, RuntimeError>)>>>;
+type ListPull = Pin<Box<dyn Future<Output = (ListedReference, Result<String, RuntimeError>)>>>;
 
 /// Watcher of the drop-in directory.
-pub(in crate::agent) struct ImageDirectory {
+pub(in crate::agent) struct ImageDropInWatcher {
     /// Owner of the agent's images.
-    pub(in crate::agent) images: Rc<Images>,
+    pub(in crate::agent) images: Rc<AgentImages>,
     /// Store that takes the images.
     pub(in crate::agent) store: StoreImages,
     /// The directory.
@@ -42,14 +42,14 @@ pub(in crate::agent) struct ImageDirectory {
 }
 
 /// Event that woke the watcher.
-enum Woken {
+enum DropInWakeReason {
     Tick,
     /// Errors: the doorbell is dead.
     Ring(io::Result<()>),
-    Pulled(Wanted, Result<String, RuntimeError>),
+    Pulled(ListedReference, Result<String, RuntimeError>),
 }
 
-impl ImageDirectory {
+impl ImageDropInWatcher {
     /// Looks at the directory until `arrived`, which is called whenever images came, returns false.
     pub(in crate::agent) async fn run(self, arrived: impl AsyncFn() -> bool) {
         let clock = &self.images.clock;
@@ -60,7 +60,7 @@ impl ImageDirectory {
         loop {
             if doorbell.is_none() && self.doorbells {
                 // Without one the poll goes on; it is tried again at each.
-                doorbell = Doorbell::open(&self.path).ok();
+                doorbell = DropInDoorbell::open(&self.path).ok();
             }
             let now = clock.now();
             let looked =
@@ -69,7 +69,7 @@ impl ImageDirectory {
             drop_in = back;
             reports.extend(look.reports);
             for report in &reports {
-                if let Report::Imported { images, .. } = report {
+                if let DropInReport::Imported { images, .. } = report {
                     let ids: Vec<&str> = images.iter().map(|record| &*record.id).collect();
                     self.images.imported(&ids).await;
                 }
@@ -89,11 +89,11 @@ impl ImageDirectory {
             let wait = look.again.unwrap_or(INTERVAL).min(INTERVAL);
             let tick = async {
                 clock.until(clock.now() + wait).await;
-                Woken::Tick
+                DropInWakeReason::Tick
             };
             let ring = async {
                 match &doorbell {
-                    Some(doorbell) => Woken::Ring(doorbell.ring().await),
+                    Some(doorbell) => DropInWakeReason::Ring(doorbell.ring().await),
                     None => core::future::pending().await,
                 }
             };
@@ -101,15 +101,15 @@ impl ImageDirectory {
                 match &mut pull {
                     Some(pull) => {
                         let (wanted, result) = pull.await;
-                        Woken::Pulled(wanted, result)
+                        DropInWakeReason::Pulled(wanted, result)
                     }
                     None => core::future::pending().await,
                 }
             };
             match done.or(ring).or(tick).await {
-                Woken::Tick | Woken::Ring(Ok(())) => {}
-                Woken::Ring(Err(_)) => doorbell = None,
-                Woken::Pulled(wanted, Err(RuntimeError::Deferred(_))) => {
+                DropInWakeReason::Tick | DropInWakeReason::Ring(Ok(())) => {}
+                DropInWakeReason::Ring(Err(_)) => doorbell = None,
+                DropInWakeReason::Pulled(wanted, Err(RuntimeError::Deferred(_))) => {
                     pull = None;
                     let waits = waits(&self.images, &wanted).await;
                     // If not, there are bytes again.
@@ -118,7 +118,7 @@ impl ImageDirectory {
                     let noted = drop_in.run(move |drop_in| drop_in.postpone(wanted, until));
                     (drop_in, ()) = noted.await;
                 }
-                Woken::Pulled(wanted, result) => {
+                DropInWakeReason::Pulled(wanted, result) => {
                     pull = None;
                     let now = clock.now();
                     let noted = drop_in.run(move |drop_in| drop_in.pulled(wanted, result, now));
@@ -132,9 +132,9 @@ impl ImageDirectory {
 }
 
 async fn pull_for_list(
-    images: Rc<Images>,
-    wanted: Wanted,
-) -> (Wanted, Result<String, RuntimeError>) {
+    images: Rc<AgentImages>,
+    wanted: ListedReference,
+) -> (ListedReference, Result<String, RuntimeError>) {
     if let Some(deferred) = waits(&images, &wanted).await {
         return (wanted, Err(RuntimeError::Deferred(deferred.says)));
     }
@@ -145,14 +145,14 @@ async fn pull_for_list(
 }
 
 /// Reason why an image waits for the link, if it does. The reason is logged once.
-async fn waits(images: &Images, wanted: &Wanted) -> Option<Deferred> {
+async fn waits(images: &AgentImages, wanted: &ListedReference) -> Option<DeferredPull> {
     let reference = with_default_tag(&wanted.reference);
     // No pod's.
     let uid = PodUid::from("");
     let may = images.may_begin_by_link(&uid, &reference, PullUrgency::Normal);
     let deferred = may.await.err()?;
     if deferred.is_news {
-        let Wanted { file, reference } = wanted;
+        let ListedReference { file, reference } = wanted;
         log::info!(
             "image {reference} of {file} waits for the link: {}",
             deferred.says
@@ -162,17 +162,17 @@ async fn waits(images: &Images, wanted: &Wanted) -> Option<Deferred> {
 }
 
 /// Logs the reports. Returns true if images arrived.
-fn tell(reports: &[Report]) -> bool {
+fn tell(reports: &[DropInReport]) -> bool {
     let mut arrived = false;
     for report in reports {
         match report {
-            Report::Imported { file, images } => {
+            DropInReport::Imported { file, images } => {
                 arrived = true;
                 let names: Vec<String> =
                     images.iter().flat_map(|r| shown(&r.names, &r.id)).collect();
                 log::info!("image archive {file} imported: {}", names.join(", "));
             }
-            Report::Pulled { wanted, id } => {
+            DropInReport::Pulled { wanted, id } => {
                 arrived = true;
                 log::info!(
                     "image {} of {} is there: {id}",
@@ -180,7 +180,7 @@ fn tell(reports: &[Report]) -> bool {
                     wanted.file
                 );
             }
-            Report::Failed {
+            DropInReport::Failed {
                 file,
                 error,
                 retried,

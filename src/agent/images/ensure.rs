@@ -5,34 +5,36 @@ use alloc::collections::BTreeMap;
 use core::cell::RefCell;
 
 use super::{
-    for_pod::{ForPod, Waiting},
-    owner::{Images, with_default_tag},
-    pull::{DEFERRED, Wanted},
+    for_pod::{ImageWaitReason, StartingPod},
+    owner::{AgentImages, with_default_tag},
+    pull::{DEFERRED, WantedImage},
 };
 use crate::{
-    agent::recorder::Severity,
+    agent::recorder::EventSeverity,
     api::{
         Container,
-        cri::{Image, ImageSpec},
+        cri::{MountedImage, StoredImage},
     },
-    image::Reference,
+    image::ImageReference,
 };
 
 /// Ids of the images of a pod's volumes, by the volume's name, or the reason why one is not there. Found in one pass
 /// over the pod; at most one for each volume.
 #[derive(Default)]
-pub(in crate::agent) struct VolumeImages(RefCell<BTreeMap<String, Result<String, Waiting>>>);
+pub(in crate::agent) struct PodVolumeImages(
+    RefCell<BTreeMap<String, Result<String, ImageWaitReason>>>,
+);
 
-impl Images {
+impl AgentImages {
     /// Makes sure that the container's image is there, as its pull policy says, and returns it; `None` if the pod is to end.
     ///
     /// - Errors: the reason why the container waits.
     pub(in crate::agent) async fn ensure(
         &self,
-        pod: &dyn ForPod,
+        pod: &dyn StartingPod,
         container: &Container,
-    ) -> Result<Option<Image>, Waiting> {
-        let wanted = Wanted {
+    ) -> Result<Option<StoredImage>, ImageWaitReason> {
+        let wanted = WantedImage {
             image: &container.image,
             policy: &container.image_pull_policy,
             container: Some(&container.name),
@@ -48,10 +50,10 @@ impl Images {
     ///   that no container mounts, and all of them at every sync.
     pub(in crate::agent) async fn ensure_volumes(
         &self,
-        pod: &dyn ForPod,
-        known: &VolumeImages,
+        pod: &dyn StartingPod,
+        known: &PodVolumeImages,
         container: &Container,
-    ) -> Result<Option<BTreeMap<String, ImageSpec>>, Waiting> {
+    ) -> Result<Option<BTreeMap<String, MountedImage>>, ImageWaitReason> {
         let mut specs = BTreeMap::new();
         let mut failed = None;
         for volume in &pod.pod().spec.volumes {
@@ -65,7 +67,7 @@ impl Images {
             let ensured = match ensured {
                 Some(ensured) => ensured,
                 None => {
-                    let wanted = Wanted {
+                    let wanted = WantedImage {
                         image: &source.reference,
                         policy: &source.pull_policy,
                         container: None,
@@ -83,13 +85,13 @@ impl Images {
             match ensured {
                 Ok(image) => {
                     let user_image = source.reference.clone();
-                    specs.insert(volume.name.clone(), ImageSpec { image, user_image });
+                    specs.insert(volume.name.clone(), MountedImage { image, user_image });
                 }
                 Err(e) => {
                     if e.reason != DEFERRED {
                         let message = format!("Error: {}", e.reason);
                         let name = Some(&*container.name);
-                        pod.event(name, Severity::Warning, "Failed", &message);
+                        pod.event(name, EventSeverity::Warning, "Failed", &message);
                     }
                     failed = Some(e);
                 }
@@ -100,19 +102,19 @@ impl Images {
 
     async fn ensure_wanted(
         &self,
-        pod: &dyn ForPod,
-        wanted: &Wanted<'_>,
-    ) -> Result<Option<Image>, Waiting> {
+        pod: &dyn StartingPod,
+        wanted: &WantedImage<'_>,
+    ) -> Result<Option<StoredImage>, ImageWaitReason> {
         let event = |severity, reason, message: &str| {
             pod.event(wanted.container, severity, reason, message);
         };
-        if let Err(why) = Reference::parse(wanted.image) {
+        if let Err(why) = ImageReference::parse(wanted.image) {
             let message = format!(
                 "Failed to apply default image tag \"{}\": {why}",
                 wanted.image
             );
-            event(Severity::Warning, "InspectFailed", &message);
-            return Err(Waiting::new("InvalidImageName", message));
+            event(EventSeverity::Warning, "InspectFailed", &message);
+            return Err(ImageWaitReason::new("InvalidImageName", message));
         }
         let reference = with_default_tag(wanted.image);
         // It is there, and not for this pod unless the registry says so (IMG-20).
@@ -123,15 +125,15 @@ impl Images {
                     let message = format!(
                         "Container image \"{reference}\" already present on machine and can be accessed by the pod"
                     );
-                    event(Severity::Normal, "Pulled", &message);
+                    event(EventSeverity::Normal, "Pulled", &message);
                     return Ok(Some(image));
                 }
                 Ok(Some(_)) => is_others = true,
                 Ok(None) => {}
                 Err(e) => {
                     let message = format!("Failed to inspect image \"{reference}\": {e}");
-                    event(Severity::Warning, "InspectFailed", &message);
-                    return Err(Waiting::new("ImageInspectError", message));
+                    event(EventSeverity::Warning, "InspectFailed", &message);
+                    return Err(ImageWaitReason::new("ImageInspectError", message));
                 }
             }
         }
@@ -144,8 +146,8 @@ impl Images {
             } else {
                 format!("Container image \"{reference}\" is not present with pull policy of Never")
             };
-            event(Severity::Warning, "ErrImageNeverPull", &message);
-            return Err(Waiting::new("ErrImageNeverPull", message));
+            event(EventSeverity::Warning, "ErrImageNeverPull", &message);
+            return Err(ImageWaitReason::new("ErrImageNeverPull", message));
         }
         self.pull(pod, wanted, &reference).await
     }

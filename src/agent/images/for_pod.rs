@@ -2,39 +2,39 @@
 
 use core::pin::Pin;
 
-use super::credentials::PodSecrets;
+use super::credentials::PodPullSecrets;
 use crate::{
-    agent::recorder::Severity,
+    agent::recorder::EventSeverity,
     api::{Pod, cri::SandboxConfig},
 };
 
 /// Future of an answer that takes its time.
-pub(in crate::agent) type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+pub(in crate::agent) type ImageFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// A pod that is being started, as its starter presents it.
-pub(in crate::agent) trait ForPod {
+pub(in crate::agent) trait StartingPod {
     /// The pod.
     fn pod(&self) -> &Pod;
     /// Records an event of its container of this name, or of the pod.
-    fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str);
+    fn event(&self, container: Option<&str>, severity: EventSeverity, reason: &str, message: &str);
     /// Configuration of the pod's sandbox; `None` if it cannot be told.
     fn sandbox(&self) -> Option<SandboxConfig>;
     /// Present content of the pod's pull secrets.
-    fn pull_secrets(&self) -> Pending<'_, PodSecrets>;
+    fn pull_secrets(&self) -> ImageFuture<'_, PodPullSecrets>;
     /// Resolves when the pod is to end, and waits for nothing any more (PW-14).
-    fn cancelled(&self) -> Pending<'_, ()>;
+    fn cancelled(&self) -> ImageFuture<'_, ()>;
 }
 
 /// Reason why a container waits for an image, for its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::agent) struct Waiting {
+pub(in crate::agent) struct ImageWaitReason {
     /// Reason in the kubelet's words.
     pub(in crate::agent) reason: &'static str,
     /// Message for people.
     pub(in crate::agent) message: String,
 }
 
-impl Waiting {
+impl ImageWaitReason {
     pub(super) fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             reason,

@@ -11,14 +11,14 @@ use smol::{
 };
 
 use super::{
-    owner::Images,
-    stock::{Kept, Stock, StockError},
+    owner::AgentImages,
+    stock::{ImageStock, ImageStockError, StockedImage},
 };
 use crate::{
     api::cri::FsInfo,
     config::ImageConfig,
     error::chain,
-    logic::image_gc::{ImageGc, ImageGcPolicy, ImageUse, PERIOD},
+    logic::image_gc::{ImageGcPolicy, ImageUse, ImageUseHistory, PERIOD},
     runtime::RuntimeService,
 };
 
@@ -27,10 +27,10 @@ type NodeWarning = Box<dyn Fn(&str, &str)>;
 
 /// Reason why less was freed than was wanted.
 #[derive(Debug, thiserror::Error)]
-enum GarbageError {
+enum ImageGarbageError {
     /// The images in use are not known, or an image cannot be removed.
     #[error(transparent)]
-    Stock(#[from] StockError),
+    Stock(#[from] ImageStockError),
     #[error("invalid capacity {0} on image filesystem")]
     Capacity(u64),
     /// Too many images are in use, or the disk is full of other files.
@@ -42,31 +42,31 @@ enum GarbageError {
 }
 
 /// Asks for the removal of every unused image; the answer comes when it is done.
-pub(in crate::agent) type UnusedImages = Sender<Sender<()>>;
+pub(in crate::agent) type UnusedImageRequests = Sender<Sender<()>>;
 
 /// Has every unused image removed and waits until that is done. Returns false if the remover has ended.
-pub(in crate::agent) async fn remove_unused(ask: &UnusedImages) -> bool {
+pub(in crate::agent) async fn remove_unused(ask: &UnusedImageRequests) -> bool {
     let (answer, done) = smol::channel::bounded(1);
     // Both end with an error once the remover has ended.
     ask.send(answer).await.is_ok() && done.recv().await.is_ok()
 }
 
 /// Collects the garbage.
-pub(in crate::agent) struct ImageGarbage {
-    images: Rc<Images>,
-    stock: Stock,
+pub(in crate::agent) struct ImageGarbageCollector {
+    images: Rc<AgentImages>,
+    stock: ImageStock,
     runtime: Rc<dyn RuntimeService>,
     policy: ImageGcPolicy,
     warn: NodeWarning,
-    gc: ImageGc,
+    gc: ImageUseHistory,
 }
 
-impl ImageGarbage {
+impl ImageGarbageCollector {
     /// Makes the collection with the settings of `cfg`; `warn` records events of the node.
     pub(in crate::agent) fn new(
         cfg: &ImageConfig,
-        images: Rc<Images>,
-        stock: Stock,
+        images: Rc<AgentImages>,
+        stock: ImageStock,
         runtime: Rc<dyn RuntimeService>,
         warn: NodeWarning,
     ) -> Self {
@@ -81,7 +81,7 @@ impl ImageGarbage {
                 max_age: cfg.max_age.unwrap_or_default(),
             },
             warn,
-            gc: ImageGc::default(),
+            gc: ImageUseHistory::default(),
         }
     }
 
@@ -131,15 +131,15 @@ impl ImageGarbage {
     }
 
     /// Removes every image that is unused and old enough.
-    async fn reclaim(&mut self) -> Result<(), GarbageError> {
+    async fn reclaim(&mut self) -> Result<(), ImageGarbageError> {
         self.images.tidy().await;
         let looked = self.stock.look(&*self.runtime).await;
-        let (kept, used) = looked.map_err(StockError::from)?;
+        let (kept, used) = looked.map_err(ImageStockError::from)?;
         let images: Vec<ImageUse<'_>> = kept.iter().map(|image| as_used(image, &used)).collect();
         let now = self.images.clock.now();
         self.gc.observe(&images, now);
         let cleared = self.stock.clear_unfinished().await;
-        let freed = cleared.map_err(StockError::from)?;
+        let freed = cleared.map_err(ImageStockError::from)?;
         log::info!(
             "the disk is short: unused images are removed; {freed} bytes of unfinished pulls went"
         );
@@ -151,9 +151,9 @@ impl ImageGarbage {
     }
 
     /// Runs one pass.
-    async fn pass(&mut self) -> Result<(), GarbageError> {
+    async fn pass(&mut self) -> Result<(), ImageGarbageError> {
         let looked = self.stock.look(&*self.runtime).await;
-        let (kept, used) = looked.map_err(StockError::from)?;
+        let (kept, used) = looked.map_err(ImageStockError::from)?;
         let images: Vec<ImageUse<'_>> = kept.iter().map(|image| as_used(image, &used)).collect();
         let now = self.images.clock.now();
         self.gc.observe(&images, now);
@@ -162,7 +162,7 @@ impl ImageGarbage {
         let (_, old) = old.await;
         let fs = self.fs_info().await?;
         let Ok(wanted) = self.policy.bytes_to_free(&fs) else {
-            let error = GarbageError::Capacity(fs.capacity_bytes);
+            let error = ImageGarbageError::Capacity(fs.capacity_bytes);
             (self.warn)("InvalidDiskCapacity", &error.to_string());
             return Err(error);
         };
@@ -175,7 +175,7 @@ impl ImageGarbage {
         );
         // Layers of pulls that did not come back cost least to lose.
         let cleared = self.stock.clear_unfinished().await;
-        let mut freed = cleared.map_err(StockError::from)?;
+        let mut freed = cleared.map_err(ImageStockError::from)?;
         let still = wanted.saturating_sub(freed);
         let now = self.images.clock.now();
         let more = chosen(&kept, self.gc.to_free(&images, still, &self.policy, now));
@@ -186,24 +186,24 @@ impl ImageGarbage {
         // tells.
         let fs = self.fs_info().await?;
         if freed < wanted && self.policy.bytes_to_free(&fs).unwrap_or(0) > 0 {
-            let error = GarbageError::TooLittle { wanted, freed };
+            let error = ImageGarbageError::TooLittle { wanted, freed };
             (self.warn)("FreeDiskSpaceFailed", &error.to_string());
             return Err(error);
         }
         Ok(())
     }
 
-    async fn fs_info(&self) -> Result<FsInfo, StockError> {
+    async fn fs_info(&self) -> Result<FsInfo, ImageStockError> {
         Ok(self.runtime.image_fs_info().await?)
     }
 
     /// Removes images one by one; a failure does not keep the others. Returns the bytes freed, and the first failure.
     async fn remove_all(
         &self,
-        all: impl Iterator<Item = &Kept>,
+        all: impl Iterator<Item = &StockedImage>,
         used: &BTreeSet<String>,
         why: &str,
-    ) -> (u64, Result<(), StockError>) {
+    ) -> (u64, Result<(), ImageStockError>) {
         let (mut freed, mut failed) = (0, Ok(()));
         for image in all {
             match self.remove(image, used, why).await {
@@ -216,10 +216,10 @@ impl ImageGarbage {
 
     async fn remove(
         &self,
-        image: &Kept,
+        image: &StockedImage,
         used: &BTreeSet<String>,
         why: &str,
-    ) -> Result<u64, StockError> {
+    ) -> Result<u64, ImageStockError> {
         let removed = self.stock.remove(&*self.runtime, image, used).await?;
         let Some(freed) = removed else {
             // It is used since it was chosen.
@@ -235,12 +235,15 @@ impl ImageGarbage {
 }
 
 /// Images by their ids, in the order of these.
-fn chosen<'a>(kept: &'a [Kept], ids: Vec<&'a str>) -> impl Iterator<Item = &'a Kept> {
+fn chosen<'a>(
+    kept: &'a [StockedImage],
+    ids: Vec<&'a str>,
+) -> impl Iterator<Item = &'a StockedImage> {
     let find = |id: &str| kept.iter().find(|image| image.id == id);
     ids.into_iter().filter_map(find)
 }
 
-fn as_used<'a>(image: &'a Kept, used: &BTreeSet<String>) -> ImageUse<'a> {
+fn as_used<'a>(image: &'a StockedImage, used: &BTreeSet<String>) -> ImageUse<'a> {
     ImageUse {
         id: &image.id,
         size_bytes: image.size_bytes,

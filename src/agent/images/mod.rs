@@ -1,8 +1,8 @@
-//! Images of the agent: pulls, credentials, access, garbage. [`Images`] is their owner.
+//! Images of the agent: pulls, credentials, access, garbage. [`AgentImages`] is their owner.
 //!
 //! | file | content |
 //! |---|---|
-//! | `owner` | [`Images`]: its parts, and the answers that it has at once |
+//! | `owner` | [`AgentImages`]: its parts, and the answers that it has at once |
 //! | `ensure` | the image for the start of a container: pull policies, and the reason why it waits |
 //! | `pull` | a pull for a pod: back-off, rate, credentials, events |
 //! | `for_pod` | the pod that wants an image, as far as `ensure` and `pull` know it |
@@ -32,11 +32,11 @@ mod stock;
 mod tests;
 
 pub(super) use commands::ImageCommands;
-pub(super) use credentials::{NodeKeyring, PodSecrets, RuntimeKeyring};
-pub(super) use drop_in::ImageDirectory;
-pub(super) use ensure::VolumeImages;
-pub(super) use for_pod::{ForPod, Pending, Waiting};
-pub(super) use garbage::{ImageGarbage, UnusedImages, remove_unused};
-pub(super) use owner::{Images, Supply, Tools};
+pub(super) use credentials::{NodeKeyring, PodPullSecrets, RuntimeKeyring};
+pub(super) use drop_in::ImageDropInWatcher;
+pub(super) use ensure::PodVolumeImages;
+pub(super) use for_pod::{ImageFuture, ImageWaitReason, StartingPod};
+pub(super) use garbage::{ImageGarbageCollector, UnusedImageRequests, remove_unused};
+pub(super) use owner::{AgentImages, ImageTools, NodeImageHelpers};
 pub(crate) use settings::{registries, settings};
-pub(super) use stock::Stock;
+pub(super) use stock::ImageStock;

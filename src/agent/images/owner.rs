@@ -10,10 +10,10 @@ use std::path::Path;
 use smol::lock::Semaphore;
 
 use super::{
-    access::Access,
-    credentials::{Credentials, NodeKeyring, Try, tries},
-    for_pod::ForPod,
-    garbage::{UnusedImages, remove_unused},
+    access::ImageAccess,
+    credentials::{NodeKeyring, PullAttempt, PullCredentials, tries},
+    for_pod::StartingPod,
+    garbage::{UnusedImageRequests, remove_unused},
 };
 use crate::{
     agent::{
@@ -21,24 +21,24 @@ use crate::{
         complaints::Complaints,
         link_policy::{PullBudget, UrgentPull},
     },
-    api::{Container, Mono, Pod, cri::SandboxConfig, link::PullUrgency},
+    api::{Container, MonoTime, Pod, cri::SandboxConfig, link::PullUrgency},
     config::ImageConfig,
-    image::{Progress, pull::MAX_PARALLEL},
+    image::{ImageProgress, pull::MAX_PARALLEL},
     logic::{backoff::ImageBackoff, pull_rate::PullRate},
     runtime::{ImageService, RuntimeError},
     sys::lane::Lane,
 };
 
-/// Helpers of [`Images`] that depend on the node's configuration.
-pub(in crate::agent) struct Supply {
+/// Helpers of [`AgentImages`] that depend on the node's configuration.
+pub(in crate::agent) struct NodeImageHelpers {
     /// Keyring of the node itself.
     pub(in crate::agent) keyring: Rc<dyn NodeKeyring>,
     /// Remover of unused images, if there is one.
-    pub(in crate::agent) unused: Option<UnusedImages>,
+    pub(in crate::agent) unused: Option<UnusedImageRequests>,
 }
 
-/// Helpers that [`Images`] works with.
-pub(in crate::agent) struct Tools {
+/// Helpers that [`AgentImages`] works with.
+pub(in crate::agent) struct ImageTools {
     pub(in crate::agent) service: Rc<dyn ImageService>,
     /// Keyring of the node itself.
     pub(in crate::agent) keyring: Rc<dyn NodeKeyring>,
@@ -47,14 +47,14 @@ pub(in crate::agent) struct Tools {
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) complaints: Rc<Complaints>,
     /// Remover of unused images, if there is one.
-    pub(in crate::agent) unused_images: Option<UnusedImages>,
+    pub(in crate::agent) unused_images: Option<UnusedImageRequests>,
     /// Budget of the link, if it is limited.
     pub(in crate::agent) budget: Option<Arc<dyn PullBudget>>,
 }
 
 /// An image that was pulled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Pulled {
+pub(super) struct PulledImage {
     /// Id of the image.
     pub(super) id: String,
     /// Time of the pull, without the wait for a turn.
@@ -67,31 +67,31 @@ pub(super) struct Pulled {
 ///
 /// - Bounds: as many delays as it is told at start, the one that ends first makes room; one entry for each pull under way
 ///   that a pod brought credentials for; records on disk, one an image, which end with it.
-/// - Called by: starts of containers ([`Images::ensure`], [`Images::ensure_volumes`]), the loop when images arrived
-///   ([`Images::forget_delays`]) and when memory is given back ([`Images::take_heap_used`]), the garbage collection
-///   ([`Images::sweep`]), and the local commands.
-pub(in crate::agent) struct Images {
+/// - Called by: starts of containers ([`AgentImages::ensure`], [`AgentImages::ensure_volumes`]), the loop when images arrived
+///   ([`AgentImages::forget_delays`]) and when memory is given back ([`AgentImages::take_heap_used`]), the garbage collection
+///   ([`AgentImages::sweep`]), and the local commands.
+pub(in crate::agent) struct AgentImages {
     pub(super) service: Rc<dyn ImageService>,
     keyring: Rc<dyn NodeKeyring>,
     /// Turns of pulls: as many as may run at once.
     turns: Semaphore,
     pub(super) clock: Rc<dyn Clock>,
-    pub(super) access: Access,
+    pub(super) access: ImageAccess,
     backoff: RefCell<ImageBackoff>,
     rate: RefCell<PullRate>,
     heap_used: Cell<bool>,
-    unused_images: Option<UnusedImages>,
+    unused_images: Option<UnusedImageRequests>,
     pub(super) budget: Option<Arc<dyn PullBudget>>,
 }
 
-impl Images {
+impl AgentImages {
     /// Makes the owner for a node that pulls as `cfg` says, with at most `delays` pulls delayed at a time. Records are
     /// below `root`.
     pub(in crate::agent) fn new(
         cfg: &ImageConfig,
         delays: usize,
         root: &Path,
-        tools: Tools,
+        tools: ImageTools,
     ) -> Self {
         let rate = PullRate::new(cfg.pull_qps, cfg.pull_burst, tools.clock.now());
         Self {
@@ -99,7 +99,7 @@ impl Images {
             keyring: tools.keyring,
             turns: Semaphore::new(parallel(cfg)),
             clock: tools.clock,
-            access: Access::new(root, cfg.verification.clone(), tools.disk, tools.complaints),
+            access: ImageAccess::new(root, cfg.verification.clone(), tools.disk, tools.complaints),
             backoff: RefCell::new(ImageBackoff::new(delays)),
             rate: RefCell::new(rate),
             heap_used: Cell::new(false),
@@ -133,7 +133,7 @@ impl Images {
         &self,
         pod: &'a Pod,
         container: &'a Container,
-    ) -> Option<(&'a str, Progress)> {
+    ) -> Option<(&'a str, ImageProgress)> {
         let volumes = pod.spec.volumes.iter().filter_map(|volume| {
             let source = volume.image.as_ref()?;
             container.mounts(&volume.name).then_some(&*source.reference)
@@ -158,7 +158,7 @@ impl Images {
         let _urgent = budget.map(|it| UrgentPull::begin(it, reference, PullUrgency::Now));
         let pulled = self.pull_with(reference, &[], None).await?;
         // The node's own credentials are good for every pod.
-        let of_node = Credentials {
+        let of_node = PullCredentials {
             own: Vec::new(),
             brought: Vec::new(),
         };
@@ -185,14 +185,14 @@ impl Images {
     pub(super) async fn pull_with(
         &self,
         reference: &str,
-        own: &[Try],
+        own: &[PullAttempt],
         sandbox: Option<&SandboxConfig>,
-    ) -> Result<Pulled, RuntimeError> {
+    ) -> Result<PulledImage, RuntimeError> {
         let _turn = self.turns.acquire().await;
         let begun = self.clock.now();
         let mut denied: Vec<String> = Vec::new();
         let mut room_made = false;
-        for Try { auth, digest } in tries(own, self.keyring.lookup(reference).await) {
+        for PullAttempt { auth, digest } in tries(own, self.keyring.lookup(reference).await) {
             let pulled = self.service.pull_image(reference, auth.as_ref(), sandbox);
             let pulled = match pulled.await {
                 // Unused images make room, once.
@@ -207,7 +207,7 @@ impl Images {
             self.heap_used.set(true);
             match pulled {
                 Ok(id) => {
-                    return Ok(Pulled {
+                    return Ok(PulledImage {
                         id,
                         took: self.clock.now() - begun,
                         with: digest,
@@ -226,19 +226,19 @@ impl Images {
     }
 
     /// Returns true if a pull may begin at `now`; then it is counted (IMG-16).
-    pub(super) fn may_begin(&self, now: Mono) -> bool {
+    pub(super) fn may_begin(&self, now: MonoTime) -> bool {
         self.rate.borrow_mut().allows(now)
     }
 
     /// Reason why `reference` is not pulled again yet for this pod, if it is not.
-    pub(super) fn delayed(&self, pod: &dyn ForPod, reference: &str) -> Option<String> {
+    pub(super) fn delayed(&self, pod: &dyn StartingPod, reference: &str) -> Option<String> {
         let uid = &pod.pod().metadata.uid;
         let now = self.clock.now();
         self.backoff.borrow().waiting(uid, reference, now)
     }
 
     /// Notes that a pull failed: the next one waits longer.
-    pub(super) fn failed(&self, pod: &dyn ForPod, reference: &str, error: &str) {
+    pub(super) fn failed(&self, pod: &dyn StartingPod, reference: &str, error: &str) {
         let uid = &pod.pod().metadata.uid;
         let now = self.clock.now();
         let mut delays = self.backoff.borrow_mut();
@@ -246,7 +246,7 @@ impl Images {
     }
 
     /// Returns true if the pod may use the image that `reference` names without asking the registry (IMG-20).
-    pub(super) async fn may_use(&self, pod: &dyn ForPod, reference: &str, id: &str) -> bool {
+    pub(super) async fn may_use(&self, pod: &dyn StartingPod, reference: &str, id: &str) -> bool {
         self.access.settle(&*self.service).await;
         self.access.may_use(pod, reference, id).await
     }

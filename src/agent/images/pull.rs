@@ -5,17 +5,17 @@ use core::time::Duration;
 use smol::future::FutureExt as _;
 
 use super::{
-    credentials::Credentials,
-    for_pod::{ForPod, Waiting},
-    owner::{Images, Pulled},
+    credentials::PullCredentials,
+    for_pod::{ImageWaitReason, StartingPod},
+    owner::{AgentImages, PulledImage},
 };
 use crate::{
     agent::{
-        link_policy::{Deferred, UrgentPull},
-        recorder::Severity,
+        link_policy::{DeferredPull, UrgentPull},
+        recorder::EventSeverity,
     },
-    api::{PodUid, cri::Image, link::PullUrgency},
-    image::Reference,
+    api::{PodUid, cri::StoredImage, link::PullUrgency},
+    image::ImageReference,
     logic::pod_kind::is_critical,
     runtime::RuntimeError,
 };
@@ -36,7 +36,7 @@ const PROGRESS_EVENTS: Duration = Duration::from_secs(120);
 
 /// An image that is wanted, and by whom.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted<'a> {
+pub(super) struct WantedImage<'a> {
     /// Reference as the pod has it.
     pub(super) image: &'a str,
     pub(super) policy: &'a str,
@@ -44,23 +44,27 @@ pub(super) struct Wanted<'a> {
     pub(super) container: Option<&'a str>,
 }
 
-impl Images {
+impl AgentImages {
     /// Pulls `reference` now, unless a pull failed lately. Returns the image; `None` if the pod is to end.
     ///
     /// - Errors: the reason why the container waits; an event has told the failure.
     pub(super) async fn pull(
         &self,
-        pod: &dyn ForPod,
-        wanted: &Wanted<'_>,
+        pod: &dyn StartingPod,
+        wanted: &WantedImage<'_>,
         reference: &str,
-    ) -> Result<Option<Image>, Waiting> {
+    ) -> Result<Option<StoredImage>, ImageWaitReason> {
         let event = |severity, reason, message: &str| {
             pod.event(wanted.container, severity, reason, message);
         };
         // A volume's failure is told by each container that waits for it.
         let told = |reason: &str| {
             if wanted.container.is_some() {
-                event(Severity::Warning, "Failed", &format!("Error: {reason}"));
+                event(
+                    EventSeverity::Warning,
+                    "Failed",
+                    &format!("Error: {reason}"),
+                );
             }
         };
         let uid = &pod.pod().metadata.uid;
@@ -74,12 +78,12 @@ impl Images {
         }
         if let Some(message) = self.delayed(pod, reference) {
             let told_of = format!("Back-off pulling image \"{reference}\"");
-            event(Severity::Normal, "BackOff", &told_of);
+            event(EventSeverity::Normal, "BackOff", &told_of);
             told("ImagePullBackOff");
-            return Err(Waiting::new("ImagePullBackOff", message));
+            return Err(ImageWaitReason::new("ImagePullBackOff", message));
         }
         let pulling = format!("Pulling image \"{reference}\"");
-        event(Severity::Normal, "Pulling", &pulling);
+        event(EventSeverity::Normal, "Pulling", &pulling);
         let started = self.clock.now();
         let budget = self.budget.as_deref();
         let budget = budget.filter(|_| urgency > PullUrgency::Normal);
@@ -91,7 +95,7 @@ impl Images {
             Some(Err(RuntimeError::Deferred(says))) => {
                 let may = self.may_begin_by_link(uid, reference, urgency);
                 // Meanwhile there are bytes again: it is tried again soon.
-                let deferred = may.await.err().unwrap_or(Deferred {
+                let deferred = may.await.err().unwrap_or(DeferredPull {
                     says,
                     is_news: false,
                     after: Duration::ZERO,
@@ -106,17 +110,17 @@ impl Images {
                     "Successfully pulled image \"{reference}\" in {took} ({all} including waiting). Image size: {} bytes.",
                     image.size_bytes
                 );
-                event(Severity::Normal, "Pulled", &message);
+                event(EventSeverity::Normal, "Pulled", &message);
                 Ok(Some(image))
             }
             Some(Err(e)) => {
                 let text = e.to_string();
                 let message = format!("Failed to pull image \"{reference}\": {text}");
-                event(Severity::Warning, "Failed", &message);
+                event(EventSeverity::Warning, "Failed", &message);
                 let (reason, message) = reason_of(reference, text);
                 self.failed(pod, reference, &format!("{reason}: {message}"));
                 told(reason);
-                Err(Waiting::new(reason, message))
+                Err(ImageWaitReason::new(reason, message))
             }
         }
     }
@@ -125,17 +129,17 @@ impl Images {
     /// one waits for the link.
     async fn older(
         &self,
-        pod: &dyn ForPod,
-        wanted: &Wanted<'_>,
+        pod: &dyn StartingPod,
+        wanted: &WantedImage<'_>,
         reference: &str,
-        waiting: Waiting,
-    ) -> Result<Option<Image>, Waiting> {
+        waiting: ImageWaitReason,
+    ) -> Result<Option<StoredImage>, ImageWaitReason> {
         match self.service.image_status(reference).await {
             Ok(Some(image)) if self.may_use(pod, reference, &image.id).await => {
                 let message = format!(
                     "Container image \"{reference}\" already present on machine; a newer one waits for the link"
                 );
-                pod.event(wanted.container, Severity::Normal, "Pulled", &message);
+                pod.event(wanted.container, EventSeverity::Normal, "Pulled", &message);
                 Ok(Some(image))
             }
             _ => Err(waiting),
@@ -148,7 +152,7 @@ impl Images {
         uid: &PodUid,
         reference: &str,
         urgency: PullUrgency,
-    ) -> Result<(), Deferred> {
+    ) -> Result<(), DeferredPull> {
         let Some(budget) = &self.budget else {
             return Ok(());
         };
@@ -161,10 +165,10 @@ impl Images {
     /// time without the wait for other pulls.
     async fn try_pull(
         &self,
-        pod: &dyn ForPod,
-        wanted: &Wanted<'_>,
+        pod: &dyn StartingPod,
+        wanted: &WantedImage<'_>,
         reference: &str,
-    ) -> Option<Result<(Image, Duration), RuntimeError>> {
+    ) -> Option<Result<(StoredImage, Duration), RuntimeError>> {
         let started = self.clock.now();
         let credentials = credentials(pod, reference).await;
         let begun = self
@@ -204,17 +208,17 @@ impl Images {
     /// Pulls, with events while it takes long.
     async fn pull_now(
         &self,
-        pod: &dyn ForPod,
-        wanted: &Wanted<'_>,
+        pod: &dyn StartingPod,
+        wanted: &WantedImage<'_>,
         reference: &str,
-        credentials: &Credentials,
-    ) -> Result<Pulled, RuntimeError> {
+        credentials: &PullCredentials,
+    ) -> Result<PulledImage, RuntimeError> {
         let told = async {
             loop {
                 self.clock.until(self.clock.now() + PROGRESS_EVENTS).await;
                 if let Some(progress) = self.service.pull_progress(reference) {
                     let message = format!("Pulling image \"{reference}\": {progress}");
-                    pod.event(wanted.container, Severity::Normal, "Pulling", &message);
+                    pod.event(wanted.container, EventSeverity::Normal, "Pulling", &message);
                 }
             }
         };
@@ -227,9 +231,9 @@ impl Images {
     async fn note(
         &self,
         reference: &str,
-        pulled: Pulled,
-        credentials: &Credentials,
-    ) -> Result<(Image, Duration), RuntimeError> {
+        pulled: PulledImage,
+        credentials: &PullCredentials,
+    ) -> Result<(StoredImage, Duration), RuntimeError> {
         let with = pulled.with.as_deref();
         self.access
             .pulled(reference, &pulled.id, credentials, with)
@@ -243,23 +247,23 @@ impl Images {
 /// Reason for a container whose image waits for the link. An event tells it once.
 fn waits(
     reference: &str,
-    deferred: Deferred,
-    event: &impl Fn(Severity, &'static str, &str),
-) -> Waiting {
+    deferred: DeferredPull,
+    event: &impl Fn(EventSeverity, &'static str, &str),
+) -> ImageWaitReason {
     let message = format!(
         "image \"{reference}\" waits for the link: {}",
         deferred.says
     );
     if deferred.is_news {
-        event(Severity::Normal, DEFERRED, &message);
+        event(EventSeverity::Normal, DEFERRED, &message);
     }
-    Waiting::new(DEFERRED, message)
+    ImageWaitReason::new(DEFERRED, message)
 }
 
 /// The credentials that a pod brings for `reference`. A Secret that is missing or has no credential is told and left
 /// out (IMG-13).
-async fn credentials(pod: &dyn ForPod, reference: &str) -> Credentials {
-    let repository = Reference::parse(reference)
+async fn credentials(pod: &dyn StartingPod, reference: &str) -> PullCredentials {
+    let repository = ImageReference::parse(reference)
         .map(|parsed| parsed.repository().to_owned())
         .unwrap_or_default();
     let secrets = pod.pull_secrets().await;
@@ -269,7 +273,7 @@ async fn credentials(pod: &dyn ForPod, reference: &str) -> Credentials {
             secrets.missing().join(", ")
         );
         let reason = "FailedToRetrieveImagePullSecret";
-        pod.event(None, Severity::Warning, reason, &message);
+        pod.event(None, EventSeverity::Warning, reason, &message);
     }
     secrets.into_credentials(&repository)
 }

@@ -20,7 +20,7 @@ use crate::{
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 #[derive(Serialize, Deserialize)]
-struct Intent {
+struct PullIntent {
     v: u32,
     image: String,
 }
@@ -30,11 +30,11 @@ const PULLING: &str = "pulling";
 
 /// The files of one agent. Every call blocks.
 #[derive(Clone)]
-pub(super) struct Files {
+pub(super) struct ImageRecordFiles {
     dir: PathBuf,
 }
 
-impl Files {
+impl ImageRecordFiles {
     /// Files below `root`.
     pub(super) fn below(root: &Path) -> Self {
         Self {
@@ -67,7 +67,7 @@ impl Files {
         if self.is_pulling(reference) {
             return Ok(());
         }
-        let intent = Intent {
+        let intent = PullIntent {
             v: RECORD_VERSION,
             image: reference.into(),
         };
@@ -84,7 +84,7 @@ impl Files {
         let names = self.list(PULLING).into_iter();
         let intents = names.filter_map(|name| {
             let path = self.dir.join(PULLING).join(&name);
-            let intent: Option<Intent> = record::read(&path, MAX_FILE_BYTES).ok().flatten();
+            let intent: Option<PullIntent> = record::read(&path, MAX_FILE_BYTES).ok().flatten();
             if intent.is_none() {
                 remove(&path);
             }

@@ -11,12 +11,12 @@ use serde_json::Value;
 use crate::{
     api::strict::WrongValue,
     config::{
-        Dirs, ImageConfig,
+        AgentDirs, ImageConfig,
         decode::{self, DecodeError},
     },
     image::{
-        pull::{Policy, Providers, Settings},
-        registry::Registries,
+        pull::{CredentialProviders, NodeImagePolicy, PullSettings},
+        registry::RegistriesConfig,
     },
     net::ProxyVariables,
     sys::file,
@@ -29,20 +29,20 @@ const DOCKER_CONFIGS: [&str; 2] = ["/root/.docker/config.json", "/.docker/config
 
 /// Reason why a file with settings for pulls is of no use. Its author has to mend it.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SettingsError {
+pub(crate) enum PullSettingsError {
     #[error("{}", .0.display())]
     Unread(PathBuf, #[source] io::Error),
     #[error("{}", .0.display())]
     NoDocument(PathBuf, #[source] DecodeError),
     #[error("{0}")]
-    Wrong(Place, #[source] WrongValue),
+    Wrong(SettingsPlace, #[source] WrongValue),
 }
 
 /// File, and the line of it if that is known.
 #[derive(Debug)]
-pub(crate) struct Place(PathBuf, Option<usize>);
+pub(crate) struct SettingsPlace(PathBuf, Option<usize>);
 
-impl fmt::Display for Place {
+impl fmt::Display for SettingsPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.display().fmt(f)?;
         self.1.map_or(Ok(()), |line| write!(f, ":{line}"))
@@ -50,28 +50,28 @@ impl fmt::Display for Place {
 }
 
 /// A file of settings, read.
-struct Read {
+struct SettingsFile {
     path: PathBuf,
     text: String,
     value: Value,
 }
 
-impl Read {
-    fn place(&self, path: &str) -> Place {
-        Place(self.path.clone(), line_of(&self.text, path))
+impl SettingsFile {
+    fn place(&self, path: &str) -> SettingsPlace {
+        SettingsPlace(self.path.clone(), line_of(&self.text, path))
     }
 
-    fn wrong(&self) -> impl FnOnce(WrongValue) -> SettingsError {
-        |e| SettingsError::Wrong(self.place(&e.path), e)
+    fn wrong(&self) -> impl FnOnce(WrongValue) -> PullSettingsError {
+        |e| PullSettingsError::Wrong(self.place(&e.path), e)
     }
 }
 
 /// Reads the settings for pulls.
 pub(crate) fn settings(
     images: &ImageConfig,
-    dirs: &Dirs,
+    dirs: &AgentDirs,
     proxies: ProxyVariables,
-) -> Result<Settings, SettingsError> {
+) -> Result<PullSettings, PullSettingsError> {
     let (registries, faults) = registries(&images.registries)?;
     for fault in faults {
         log::warn!("{fault}");
@@ -80,37 +80,39 @@ pub(crate) fn settings(
         Some((file, dir)) => {
             let read = read(file)?.ok_or_else(|| {
                 let absent = io::Error::new(io::ErrorKind::NotFound, "not found");
-                SettingsError::Unread(file.clone(), absent)
+                PullSettingsError::Unread(file.clone(), absent)
             })?;
-            Providers::parse(&read.value, dir.clone()).map_err(read.wrong())?
+            CredentialProviders::parse(&read.value, dir.clone()).map_err(read.wrong())?
         }
-        None => Providers::default(),
+        None => CredentialProviders::default(),
     };
     let mut docker_configs: Vec<PathBuf> = vec![dirs.root.join("config.json")];
     docker_configs.extend(DOCKER_CONFIGS.iter().map(PathBuf::from));
-    Ok(Settings {
+    Ok(PullSettings {
         registries,
         proxies,
         docker_configs,
         providers,
-        policy: Policy {
+        policy: NodeImagePolicy {
             allowed: images.allowed_registries.clone(),
             require_digest: images.require_digest,
         },
         bytes_per_second: images.bytes_per_second,
         parallel: images.parallel_pulls,
-        ..Settings::default()
+        ..PullSettings::default()
     })
 }
 
 /// Reads `registries.yaml`, if it is there. Returns it, and what is wrong in it and keeps no agent from its start: a line
 /// each, with the place.
-pub(crate) fn registries(path: &Path) -> Result<(Registries, Vec<String>), SettingsError> {
+pub(crate) fn registries(
+    path: &Path,
+) -> Result<(RegistriesConfig, Vec<String>), PullSettingsError> {
     let Some(read) = read(path)? else {
-        return Ok((Registries::default(), Vec::new()));
+        return Ok((RegistriesConfig::default(), Vec::new()));
     };
-    let registries = Registries::parse(&read.value).map_err(read.wrong())?;
-    let mut faults = Registries::unknown_keys(&read.value);
+    let registries = RegistriesConfig::parse(&read.value).map_err(read.wrong())?;
+    let mut faults = RegistriesConfig::unknown_keys(&read.value);
     faults.extend(registries.wrong_files());
     let told = faults
         .iter()
@@ -119,12 +121,12 @@ pub(crate) fn registries(path: &Path) -> Result<(Registries, Vec<String>), Setti
 }
 
 /// A YAML or JSON file, if it is there.
-fn read(path: &Path) -> Result<Option<Read>, SettingsError> {
+fn read(path: &Path) -> Result<Option<SettingsFile>, PullSettingsError> {
     let bytes = match file::read_start(path, MAX_FILE_BYTES) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        read => read.map_err(|e| SettingsError::Unread(path.to_owned(), e))?,
+        read => read.map_err(|e| PullSettingsError::Unread(path.to_owned(), e))?,
     };
-    let mut read = Read {
+    let mut read = SettingsFile {
         path: path.to_owned(),
         text: String::from_utf8_lossy(&bytes).into_owned(),
         value: Value::Null,
@@ -133,7 +135,7 @@ fn read(path: &Path) -> Result<Option<Read>, SettingsError> {
         return Ok(Some(read));
     }
     let document =
-        decode::parse(&bytes).map_err(|e| SettingsError::NoDocument(path.to_owned(), e))?;
+        decode::parse(&bytes).map_err(|e| PullSettingsError::NoDocument(path.to_owned(), e))?;
     if let Some(twice) = document.duplicates.into_iter().next() {
         return Err(read.wrong()(WrongValue::new(twice, "occurs twice")));
     }

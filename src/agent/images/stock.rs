@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::{collections::BTreeSet, io};
 
 use crate::{
-    api::{cri::Image, order::Gather as _},
+    api::{cri::StoredImage, order::GatherExt as _},
     image::{ImageError, pull::RESUME_TIME},
     runtime::{RuntimeError, RuntimeService, runc::store_images::StoreImages},
     server::http::Refusal,
@@ -12,7 +12,7 @@ use crate::{
 
 /// Keeper of images.
 #[derive(Clone)]
-pub(in crate::agent) enum Stock {
+pub(in crate::agent) enum ImageStock {
     /// The direct backend has a store.
     Own(StoreImages),
     /// A runtime of its own right has one.
@@ -21,7 +21,7 @@ pub(in crate::agent) enum Stock {
 
 /// Reason why an image was not removed, or is not known.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StockError {
+pub(super) enum ImageStockError {
     /// The runtime's words.
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
@@ -35,7 +35,7 @@ pub(super) enum StockError {
 
 /// An image that is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct StockedImage {
     /// Id.
     pub(super) id: String,
     /// Names of the image; never none.
@@ -46,7 +46,7 @@ pub(super) struct Kept {
     pub(super) is_pinned: bool,
 }
 
-impl Stock {
+impl ImageStock {
     /// The store of this agent.
     ///
     /// Errors: the images are the runtime's. `what`, which only a store can do, is left to the runtime's own tools.
@@ -67,7 +67,7 @@ impl Stock {
     pub(super) async fn look(
         &self,
         runtime: &dyn RuntimeService,
-    ) -> Result<(Vec<Kept>, BTreeSet<String>), RuntimeError> {
+    ) -> Result<(Vec<StockedImage>, BTreeSet<String>), RuntimeError> {
         let mut pods = Vec::new();
         for pod in runtime.list_pods().await? {
             match runtime.pod_status(&pod.uid).await {
@@ -81,7 +81,7 @@ impl Stock {
         match self {
             Self::Own(store) => {
                 let records = store.records();
-                let kept = records.iter().map(|record| Kept {
+                let kept = records.iter().map(|record| StockedImage {
                     id: record.id.clone(),
                     names: shown(&record.names, &record.id),
                     size_bytes: record.size_bytes,
@@ -98,7 +98,7 @@ impl Stock {
                     .gather();
                 let in_use = images.iter().filter(|image| is_used(image, &used));
                 let in_use = in_use.map(|image| image.id.clone()).collect();
-                let kept = images.iter().map(|image| Kept {
+                let kept = images.iter().map(|image| StockedImage {
                     id: image.id.clone(),
                     names: shown(&image.repo_tags, &image.id),
                     size_bytes: image.size_bytes,
@@ -113,9 +113,9 @@ impl Stock {
     pub(super) async fn remove(
         &self,
         runtime: &dyn RuntimeService,
-        image: &Kept,
+        image: &StockedImage,
         used: &BTreeSet<String>,
-    ) -> Result<Option<u64>, StockError> {
+    ) -> Result<Option<u64>, ImageStockError> {
         match self {
             Self::Own(store) => match store.remove_unused(&image.id, used).await {
                 Err(ImageError::InUse(_)) => Ok(None),
@@ -146,7 +146,7 @@ impl Stock {
     pub(super) async fn prune(
         &self,
         runtime: &dyn RuntimeService,
-    ) -> Result<(Vec<String>, u64), StockError> {
+    ) -> Result<(Vec<String>, u64), ImageStockError> {
         let (kept, used) = self.look(runtime).await?;
         if let Self::Own(store) = self {
             let pruned = store.prune(used).await;
@@ -168,7 +168,7 @@ impl Stock {
 }
 
 /// Runtimes name the image of an instance by its id, by a digest, or by a tag (CRI-75).
-fn is_used(image: &Image, used: &BTreeSet<&str>) -> bool {
+fn is_used(image: &StoredImage, used: &BTreeSet<&str>) -> bool {
     let names = image.repo_digests.iter().chain(&image.repo_tags);
     names.chain([&image.id]).any(|name| used.contains(&**name))
 }

@@ -11,10 +11,10 @@ use serde_json::json;
 use smol::future::{block_on, poll_once};
 
 use super::{
-    ForPod, ImageCommands, ImageDirectory, ImageGarbage, Images, NodeKeyring, Pending, PodSecrets,
-    Stock, Tools, VolumeImages,
-    access::Access,
-    credentials::{Credentials, Try},
+    AgentImages, ImageCommands, ImageDropInWatcher, ImageFuture, ImageGarbageCollector, ImageStock,
+    ImageTools, NodeKeyring, PodPullSecrets, PodVolumeImages, StartingPod,
+    access::ImageAccess,
+    credentials::{PullAttempt, PullCredentials},
 };
 use crate::{
     agent::{
@@ -22,21 +22,21 @@ use crate::{
         complaints::Complaints,
         link_budget::LinkBudget,
         link_policy::PullBudget,
-        recorder::Severity,
+        recorder::EventSeverity,
         tests::world::{Hands, TestClock},
     },
     api::{
-        Mono, Pod, Secret,
+        MonoTime, Pod, Secret,
         cri::{AuthConfig, SandboxConfig},
     },
     config,
     image::{
-        Reference,
-        pull::{Gate as _, Settings},
+        ImageReference,
+        pull::{FetchGate as _, PullSettings},
         testing::{Scratch, Stream, docker_archive},
     },
     logic::{
-        image_access::{PullSecret, Verification},
+        image_access::{PullSecret, VerificationPolicy},
         image_gc::PERIOD,
         link_budget,
     },
@@ -52,14 +52,14 @@ const PRIVATE: &str = "registry.test/app:1";
 
 /// A node that has nothing.
 impl NodeKeyring for () {
-    fn lookup<'a>(&'a self, _: &'a str) -> Pending<'a, Vec<AuthConfig>> {
+    fn lookup<'a>(&'a self, _: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
         Box::pin(async { Vec::new() })
     }
 }
 
 /// A node with these.
 impl NodeKeyring for Vec<AuthConfig> {
-    fn lookup<'a>(&'a self, _: &'a str) -> Pending<'a, Vec<AuthConfig>> {
+    fn lookup<'a>(&'a self, _: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
         Box::pin(async { self.clone() })
     }
 }
@@ -67,14 +67,14 @@ impl NodeKeyring for Vec<AuthConfig> {
 /// A pod without Secrets, and its events: of whom, how bad, reason and message.
 struct Plain(Pod, RefCell<Vec<Told>>);
 
-type Told = (Option<String>, Severity, String, String);
+type Told = (Option<String>, EventSeverity, String, String);
 
-impl ForPod for Plain {
+impl StartingPod for Plain {
     fn pod(&self) -> &Pod {
         &self.0
     }
 
-    fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str) {
+    fn event(&self, container: Option<&str>, severity: EventSeverity, reason: &str, message: &str) {
         let whose = container.map(str::to_owned);
         let told = (whose, severity, reason.to_owned(), message.to_owned());
         self.1.borrow_mut().push(told);
@@ -84,11 +84,11 @@ impl ForPod for Plain {
         None
     }
 
-    fn pull_secrets(&self) -> Pending<'_, PodSecrets> {
-        Box::pin(async { PodSecrets::default() })
+    fn pull_secrets(&self) -> ImageFuture<'_, PodPullSecrets> {
+        Box::pin(async { PodPullSecrets::default() })
     }
 
-    fn cancelled(&self) -> Pending<'_, ()> {
+    fn cancelled(&self) -> ImageFuture<'_, ()> {
         Box::pin(core::future::pending())
     }
 }
@@ -96,12 +96,12 @@ impl ForPod for Plain {
 /// A pod with a Secret for [`PRIVATE`] that is deleted as soon as anything takes its time.
 struct Deleted(Plain);
 
-impl ForPod for Deleted {
+impl StartingPod for Deleted {
     fn pod(&self) -> &Pod {
         self.0.pod()
     }
 
-    fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str) {
+    fn event(&self, container: Option<&str>, severity: EventSeverity, reason: &str, message: &str) {
         self.0.event(container, severity, reason, message);
     }
 
@@ -109,7 +109,7 @@ impl ForPod for Deleted {
         None
     }
 
-    fn pull_secrets(&self) -> Pending<'_, PodSecrets> {
+    fn pull_secrets(&self) -> ImageFuture<'_, PodPullSecrets> {
         let auths = json!({"auths": {"registry.test": {"username": "u", "password": "p"}}});
         let secret = json!({
             "metadata": {"name": "pull", "namespace": "ns", "uid": "s"},
@@ -117,11 +117,11 @@ impl ForPod for Deleted {
             "stringData": {".dockerconfigjson": auths.to_string()},
         });
         let secret: Secret = serde_json::from_value(secret).expect("a Secret");
-        let secrets = PodSecrets::read(self.pod(), |_| Some(&secret));
+        let secrets = PodPullSecrets::read(self.pod(), |_| Some(&secret));
         Box::pin(core::future::ready(secrets))
     }
 
-    fn cancelled(&self) -> Pending<'_, ()> {
+    fn cancelled(&self) -> ImageFuture<'_, ()> {
         Box::pin(core::future::ready(()))
     }
 }
@@ -147,7 +147,7 @@ fn user(name: &str) -> AuthConfig {
 }
 
 /// The owner, with its records below `dir`.
-fn images(dir: &Scratch, fake: &Rc<Fake>) -> Rc<Images> {
+fn images(dir: &Scratch, fake: &Rc<Fake>) -> Rc<AgentImages> {
     images_of(dir, fake, Rc::new(()), None)
 }
 
@@ -157,7 +157,7 @@ fn images_of(
     fake: &Rc<Fake>,
     keyring: Rc<dyn NodeKeyring>,
     parallel: Option<u32>,
-) -> Rc<Images> {
+) -> Rc<AgentImages> {
     images_by(
         dir,
         fake,
@@ -174,14 +174,14 @@ fn images_by(
     keyring: Rc<dyn NodeKeyring>,
     parallel: Option<u32>,
     clock: Rc<dyn Clock>,
-) -> Rc<Images> {
+) -> Rc<AgentImages> {
     let flags = config::flags::parse(Vec::new(), &dir.join("")).expect("flags");
-    let host = config::Host {
+    let host = config::HostIdentity {
         hostname: "node".into(),
     };
     let mut loaded = config::load(flags, &host).expect("configuration");
     loaded.config.images.parallel_pulls = parallel;
-    let tools = Tools {
+    let tools = ImageTools {
         service: Rc::clone(fake) as Rc<dyn ImageService>,
         keyring,
         complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
@@ -190,7 +190,7 @@ fn images_by(
         unused_images: None,
         budget: None,
     };
-    Rc::new(Images::new(
+    Rc::new(AgentImages::new(
         &loaded.config.images,
         8,
         &dir.join("root"),
@@ -203,7 +203,7 @@ fn own_store(scratch: &Scratch) -> StoreImages {
     let (path, lane) = (scratch.join("store"), Lane::inline());
     block_on(StoreImages::open(
         path,
-        Settings::default(),
+        PullSettings::default(),
         lane.clone(),
         lane,
     ))
@@ -217,7 +217,7 @@ fn what_the_operator_imports_is_everybodys() {
     let images = images(&scratch, &fake);
     let commands = ImageCommands {
         images: Rc::clone(&images),
-        stock: Stock::Own(own_store(&scratch)),
+        stock: ImageStock::Own(own_store(&scratch)),
         runtime: fake as Rc<dyn RuntimeService>,
     };
     let archive = scratch.join("archive.tar");
@@ -234,7 +234,7 @@ fn what_the_operator_imports_is_everybodys() {
     let pod = plain();
     let may_use = |reference: &str| block_on(images.access.may_use(&pod, reference, &id));
     // A pod with a Secret has the same bytes from a registry.
-    let credentials = Credentials {
+    let credentials = PullCredentials {
         own: Vec::new(),
         brought: vec![PullSecret {
             name: "pull".into(),
@@ -261,30 +261,30 @@ fn what_the_operator_imports_is_everybodys() {
 #[test]
 fn the_policy_says_for_which_images_a_pod_needs_the_right() {
     // ICV-01 ICV-02
-    let listed = || Verification::NotAllowed(vec!["registry.test/".into()]);
-    let elsewhere = || Verification::NotAllowed(vec!["registry.test/other".into()]);
+    let listed = || VerificationPolicy::NotAllowed(vec!["registry.test/".into()]);
+    let elsewhere = || VerificationPolicy::NotAllowed(vec!["registry.test/other".into()]);
     // Who may use it: there from before, imported, brought by another pod's Secret, pulled for everybody.
     for (policy, may) in [
-        (Verification::Never, [true, true, true, true]),
-        (Verification::NotPreloaded, [true, true, false, true]),
+        (VerificationPolicy::Never, [true, true, true, true]),
+        (VerificationPolicy::NotPreloaded, [true, true, false, true]),
         (listed(), [true, true, false, true]),
         (elsewhere(), [false, false, false, true]),
-        (Verification::Always, [false, false, false, true]),
+        (VerificationPolicy::Always, [false, false, false, true]),
     ] {
         let scratch = Scratch::new();
         let clock: Rc<dyn Clock> = Rc::new(SystemClock::new().expect("timer"));
         let complaints = Rc::new(Complaints::new(clock));
-        let access = Access::new(
+        let access = ImageAccess::new(
             &scratch.join("root"),
             policy.clone(),
             Lane::inline(),
             complaints,
         );
-        let nobodys = Credentials {
+        let nobodys = PullCredentials {
             own: Vec::new(),
             brought: Vec::new(),
         };
-        let secret = Credentials {
+        let secret = PullCredentials {
             own: Vec::new(),
             brought: vec![PullSecret {
                 name: "other".into(),
@@ -318,7 +318,7 @@ fn the_policy_says_for_which_images_a_pod_needs_the_right() {
 #[test]
 fn what_the_node_itself_pulls_is_everybodys() {
     // IMG-20
-    let with_secret = Credentials {
+    let with_secret = PullCredentials {
         own: Vec::new(),
         brought: vec![PullSecret {
             name: "pull".into(),
@@ -359,7 +359,7 @@ fn an_image_that_comes_after_its_pod_was_deleted_is_not_everybodys() {
     for tells in [true, false] {
         let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
         let images = images(&scratch, &fake);
-        let ensure = |pod: &dyn ForPod| {
+        let ensure = |pod: &dyn StartingPod| {
             let ensured = images.ensure(pod, &pod.pod().spec.containers[0]);
             block_on(ensured)
         };
@@ -422,12 +422,12 @@ fn garbage(
     scratch: &Scratch,
     fake: &Rc<Fake>,
     hands: &Rc<Hands>,
-    stock: Stock,
-) -> (ImageGarbage, Warnings) {
+    stock: ImageStock,
+) -> (ImageGarbageCollector, Warnings) {
     let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(hands)));
     let images = images_by(scratch, fake, Rc::new(()), None, clock);
     let flags = config::flags::parse(Vec::new(), &scratch.join("")).expect("flags");
-    let host = config::Host {
+    let host = config::HostIdentity {
         hostname: "node".into(),
     };
     let cfg = config::load(flags, &host).expect("configuration").config;
@@ -440,7 +440,7 @@ fn garbage(
         }
     };
     let runtime = Rc::clone(fake) as Rc<dyn RuntimeService>;
-    let garbage = ImageGarbage::new(&cfg.images, images, stock, runtime, Box::new(warn));
+    let garbage = ImageGarbageCollector::new(&cfg.images, images, stock, runtime, Box::new(warn));
     (garbage, told)
 }
 
@@ -449,7 +449,7 @@ fn one_that_is_broken_keeps_no_other_image() {
     // GC-10 GC-13 CRI-75
     let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
     let hands = Rc::new(Hands::default());
-    let (garbage, told) = garbage(&scratch, &fake, &hands, Stock::Runtime);
+    let (garbage, told) = garbage(&scratch, &fake, &hands, ImageStock::Runtime);
     let sandbox = SandboxConfig {
         uid: "broken".into(),
         ..SandboxConfig::default()
@@ -474,15 +474,15 @@ fn one_that_is_broken_keeps_no_other_image() {
         hands.set(now);
         while executor.try_tick() {}
     };
-    run(Mono(0) + PERIOD);
+    run(MonoTime(0) + PERIOD);
     assert_eq!(kept(), 2, "there is room");
     let (answer, done) = smol::channel::bounded(1);
     ask.try_send(answer).expect("asked");
-    run(Mono(0) + PERIOD + PERIOD / 2);
+    run(MonoTime(0) + PERIOD + PERIOD / 2);
     assert!(done.try_recv().is_ok());
     assert_eq!(kept(), 1, "one cannot be removed, the other goes");
     fake.set_image_fs(1000, 100);
-    run(Mono(0) + PERIOD + PERIOD);
+    run(MonoTime(0) + PERIOD + PERIOD);
     assert_eq!(kept(), 0);
     assert!(
         told.take()
@@ -497,13 +497,13 @@ fn what_the_garbage_of_images_is_told_for() {
     // GC-13 IGC-01 EVT-35
     let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
     let hands = Rc::new(Hands::default());
-    let stock = Stock::Own(own_store(&scratch));
+    let stock = ImageStock::Own(own_store(&scratch));
     let (garbage, told) = garbage(&scratch, &fake, &hands, stock);
     let executor = smol::LocalExecutor::new();
     // Nobody asks.
     let (_ask, asked) = smol::channel::bounded(1);
     let task = executor.spawn(garbage.run(asked));
-    let mut now = Mono(0);
+    let mut now = MonoTime(0);
     let mut next = || {
         now = now + PERIOD;
         hands.set(now);
@@ -577,12 +577,12 @@ fn a_failed_pull_is_delayed_until_images_arrive() {
     assert!(delayed.message.contains(&failed.message), "{delayed:?}");
     let told = [
         (
-            Severity::Normal,
+            EventSeverity::Normal,
             "BackOff",
             format!("Back-off pulling image \"{PRIVATE}\""),
         ),
         (
-            Severity::Warning,
+            EventSeverity::Warning,
             "Failed",
             "Error: ImagePullBackOff".to_owned(),
         ),
@@ -602,8 +602,8 @@ fn credentials_are_tried_one_after_the_other() {
     // IMG-13
     let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
     fake.offer_private_image(PRIVATE, "right");
-    let own = |names: &[&str]| -> Vec<Try> {
-        let of = |name: &&str| Try {
+    let own = |names: &[&str]| -> Vec<PullAttempt> {
+        let of = |name: &&str| PullAttempt {
             auth: Some(user(name)),
             digest: Some((*name).into()),
         };
@@ -705,18 +705,18 @@ fn an_image_waits_for_the_link() {
     let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
     let used = Arc::new(AtomicU64::new(900));
     let counted = Arc::clone(&used);
-    let settings = link_budget::Settings {
+    let settings = link_budget::LinkBudgetSettings {
         daily_bytes: 1000,
         pull_window: None,
     };
-    let now = move || link_budget::Now {
+    let now = move || link_budget::BudgetMoment {
         wall: None,
-        up: Mono(0),
+        up: MonoTime(0),
         counted: counted.load(Ordering::Relaxed),
     };
-    let kept = link_budget::Kept {
+    let kept = link_budget::KeptBudget {
         used: 900,
-        ..link_budget::Kept::default()
+        ..link_budget::KeptBudget::default()
     };
     let mut images = images(&scratch, &fake);
     let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
@@ -747,7 +747,7 @@ fn an_image_waits_for_the_link() {
     let mounts = json!([{"name": "v", "mountPath": "/v"}]);
     pod.0.spec.containers[0].volume_mounts = serde_json::from_value(mounts).expect("mounts");
     for _ in 0..3 {
-        let known = VolumeImages::default();
+        let known = PodVolumeImages::default();
         let ensured = images.ensure_volumes(&pod, &known, &pod.0.spec.containers[0]);
         let waiting = block_on(ensured).expect_err("no bytes are left");
         assert_eq!(waiting.reason, "PullDeferred");
@@ -782,13 +782,13 @@ fn an_image_waits_for_the_link() {
     fake.add_fault(too_large());
     let older = ensure(&pod).expect("it may").expect("there");
     assert_eq!(pulls(), 1);
-    let parsed = Reference::parse(PRIVATE).expect("a reference");
+    let parsed = ImageReference::parse(PRIVATE).expect("a reference");
     assert!(budget.admit(&parsed, 7000).is_err());
     assert!(ensure(&pod).expect("it may").is_some());
     assert_eq!(pulls(), 0, "the registry is not asked again");
     // A pod that may not use it waits, and does not ask again either.
     fs::remove_dir_all(scratch.join("root/image_manager")).expect("records");
-    let credentials = Credentials {
+    let credentials = PullCredentials {
         own: Vec::new(),
         brought: Vec::new(),
     };
@@ -809,23 +809,23 @@ fn a_list_waits_for_the_link() {
     let mut images = images_by(&scratch, &fake, Rc::new(()), None, clock);
     let up = Arc::new(AtomicU64::new(0));
     let read = Arc::clone(&up);
-    let now = move || link_budget::Now {
+    let now = move || link_budget::BudgetMoment {
         wall: None,
-        up: Mono(read.load(Ordering::Relaxed)),
+        up: MonoTime(read.load(Ordering::Relaxed)),
         counted: 0,
     };
-    let settings = link_budget::Settings {
+    let settings = link_budget::LinkBudgetSettings {
         daily_bytes: 1000,
         pull_window: None,
     };
-    let kept = link_budget::Kept::default();
+    let kept = link_budget::KeptBudget::default();
     let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
     Rc::get_mut(&mut images).expect("nobody else").budget =
         Some(Arc::clone(&budget) as Arc<dyn PullBudget>);
     let path = scratch.join("lists");
     fs::create_dir(&path).expect("directory");
     fs::write(path.join("a.txt"), PRIVATE).expect("list");
-    let directory = ImageDirectory {
+    let directory = ImageDropInWatcher {
         images,
         store: own_store(&scratch),
         path,
@@ -835,7 +835,7 @@ fn a_list_waits_for_the_link() {
     let task = executor.spawn(directory.run(async || true));
     let pulls_at = |second: u64| {
         up.store(second * 1000, Ordering::Relaxed);
-        hands.set(Mono(second * 1000));
+        hands.set(MonoTime(second * 1000));
         while executor.try_tick() {}
         let calls = fake.take_calls();
         calls.iter().filter(|(op, _)| *op == Op::PullImage).count()
@@ -846,7 +846,7 @@ fn a_list_waits_for_the_link() {
         times: 9,
         trouble: Trouble::Fails(RuntimeError::Deferred("needs 7kB".into())),
     });
-    let parsed = Reference::parse(PRIVATE).expect("a reference");
+    let parsed = ImageReference::parse(PRIVATE).expect("a reference");
     assert_eq!(pulls_at(0), 0, "it settles");
     assert_eq!(pulls_at(2), 1);
     assert!(budget.admit(&parsed, 7000).is_err());

@@ -4,10 +4,10 @@
 
 use alloc::rc::Rc;
 
-use super::{Metrics, Tools};
+use super::{Metrics, MetricsTools};
 use crate::{
     agent::core::Agent,
-    api::{PodUid, order::Order as _, stats::ClaimUsage},
+    api::{PodUid, order::OrderExt as _, stats::ClaimUsage},
     logic::{pod_kind, static_pod},
 };
 
@@ -27,7 +27,7 @@ pub(super) async fn usage(metrics: &Metrics) -> Rc<[ClaimUsage]> {
     claims
 }
 
-async fn read(tools: &Tools) -> Vec<ClaimUsage> {
+async fn read(tools: &MetricsTools) -> Vec<ClaimUsage> {
     let mut all = Vec::new();
     let Some(objects) = &tools.objects else {
         return all;

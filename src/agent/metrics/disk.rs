@@ -9,13 +9,13 @@ use std::{fs, path::Path};
 
 use smol::future::FutureExt as _;
 
-use super::{Metrics, Tools};
+use super::{Metrics, MetricsTools};
 use crate::{
     api::{
-        Mono,
+        MonoTime,
         stats::{DiskUsage, PodUsage, VolumeUsage},
     },
-    logic::metrics::sample::Disk,
+    logic::metrics::sample::DiskSample,
     sys::disk_usage,
 };
 
@@ -25,7 +25,7 @@ const MAX_TIME: Duration = Duration::from_secs(10);
 const MAX_MOUNTS: u64 = 256 * 1024;
 
 /// Returns the disk use of files, at most one period old.
-pub(super) async fn usage(metrics: &Metrics, pods: &[PodUsage]) -> Rc<Disk> {
+pub(super) async fn usage(metrics: &Metrics, pods: &[PodUsage]) -> Rc<DiskSample> {
     let now = metrics.tools.clock.now();
     if let Some((at, disk)) = &*metrics.disk.borrow()
         && now - *at < metrics.tools.settings.volume_stats
@@ -37,7 +37,7 @@ pub(super) async fn usage(metrics: &Metrics, pods: &[PodUsage]) -> Rc<Disk> {
     disk
 }
 
-async fn walk(metrics: &Metrics, pods: &[PodUsage], until: Mono) -> Disk {
+async fn walk(metrics: &Metrics, pods: &[PodUsage], until: MonoTime) -> DiskSample {
     let tools = &metrics.tools;
     let root = tools.settings.root_dir.clone();
     let of_node = tools.disk.run(move || {
@@ -46,13 +46,13 @@ async fn walk(metrics: &Metrics, pods: &[PodUsage], until: Mono) -> Disk {
     });
     let (node_fs, device) = of_node.await;
     let images = tools.runtime.list_images().await.ok();
-    let mut disk = Disk {
+    let mut disk = DiskSample {
         at: tools.clock.wall(),
         node_fs,
         device,
         image_fs: tools.runtime.image_fs_info().await.ok(),
         images_bytes: images.map(|all| all.iter().map(|image| image.size_bytes).sum()),
-        ..Disk::default()
+        ..DiskSample::default()
     };
     for pod in pods {
         let in_time = async {
@@ -84,7 +84,7 @@ async fn walk(metrics: &Metrics, pods: &[PodUsage], until: Mono) -> Disk {
     disk
 }
 
-async fn pod_files(tools: &Tools, pod: &PodUsage, disk: &mut Disk) {
+async fn pod_files(tools: &MetricsTools, pod: &PodUsage, disk: &mut DiskSample) {
     let files = tools.files.of(pod).await;
     let containers = pod.containers.iter().zip(files.containers);
     for (container, files) in containers {

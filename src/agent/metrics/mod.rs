@@ -14,33 +14,33 @@ use core::{cell::Cell, cell::RefCell, time::Duration};
 use std::path::PathBuf;
 
 use super::{
-    asker::Asker,
+    asker::AgentHandle,
     clock::Clock,
-    cluster::Objects,
+    cluster::ObjectStore,
     complaints::Complaints,
     core::Agent,
-    eviction::{PodFiles, gauge::running_tasks},
-    node::NodeFacts,
+    eviction::{PodFileCounter, gauge::running_tasks},
+    node::MachineFacts,
     node_resources::ResourceGiver,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
     api::{
-        Mono, Wall,
-        stats::{ClaimUsage, Detail},
+        MonoTime, WallTime,
+        stats::{ClaimUsage, StatsDetail},
     },
     cgroup::Cgroups,
     error::chain,
     logic::{
         cgroup::CgroupTree,
-        housekeeping::{Gauges, Totals},
+        housekeeping::{PodGauges, PodTotals},
         metrics::{
             cadvisor, claims as of_claims, containers,
-            exposition::Pieces,
+            exposition::PagePieces,
             probes,
-            rate::Rates,
+            rate::CpuRates,
             resource,
-            sample::{Disk, PodSample, Sample, SystemGroup},
+            sample::{DiskSample, PodSample, SystemGroup, UsageSample},
             summary,
         },
         pleg::RunningCounts,
@@ -48,7 +48,7 @@ use crate::{
     net::traffic,
     parts::ConfiguredPart,
     runtime::RuntimeService,
-    server::{backend::Figures, http::Refusal},
+    server::{backend::MetricsEndpoint, http::Refusal},
     sys::lane::Lane,
     volume::Volumes,
 };
@@ -60,24 +60,24 @@ const MAX_READERS: usize = 4;
 
 /// Counts of pods, and times of the apiserver.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Counts {
+pub(super) struct PodCounts {
     /// Pods, as of the last pass of housekeeping.
-    pub(super) gauges: Gauges,
+    pub(super) gauges: PodGauges,
     /// Pods since the start.
-    pub(super) totals: Totals,
+    pub(super) totals: PodTotals,
     /// Sandboxes and containers of the last relist.
     pub(super) running: RunningCounts,
     /// Places of the pod table that are taken.
     pub(super) slots_taken: usize,
     /// Time of the apiserver's last answer.
-    pub(super) answered: Option<Mono>,
+    pub(super) answered: Option<MonoTime>,
     /// End of this node's client certificate. Outer `None`: the agent does not keep the certificate; inner `None`:
     /// there is none.
-    pub(super) certificate: Option<Option<Wall>>,
+    pub(super) certificate: Option<Option<WallTime>>,
 }
 
 /// Tools that figures are read with.
-pub(super) struct Tools {
+pub(super) struct MetricsTools {
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
     /// Figures of containers.
@@ -87,11 +87,11 @@ pub(super) struct Tools {
     /// Volumes of pods.
     pub(super) volumes: Volumes,
     /// Counts the files of pods.
-    pub(super) files: PodFiles,
+    pub(super) files: PodFileCounter,
     /// Figures of the machine.
     pub(super) cgroups: Arc<Cgroups>,
     /// Facts of the machine.
-    pub(super) facts: Rc<NodeFacts>,
+    pub(super) facts: Rc<MachineFacts>,
     /// Counters of the agent's own work.
     pub(super) counters: WorkCounters,
     /// Watch on the loop: tells if it moves.
@@ -101,17 +101,17 @@ pub(super) struct Tools {
     /// Warnings about figures that cannot be read.
     pub(super) complaints: Rc<Complaints>,
     /// The agent.
-    pub(super) agent: Asker,
+    pub(super) agent: AgentHandle,
     /// Objects of the cluster, for the volumes that claims are bound to; `None` on a node that stands alone.
-    pub(super) objects: Option<Rc<Objects>>,
+    pub(super) objects: Option<Rc<ObjectStore>>,
     /// Others with figures of their own.
-    pub(super) peers: Peers,
+    pub(super) peers: MetricsPeers,
     /// Settings that do not change.
-    pub(super) settings: Settings,
+    pub(super) settings: MetricsSettings,
 }
 
 /// Others with figures of their own.
-pub(super) struct Peers {
+pub(super) struct MetricsPeers {
     /// Parts of the node.
     pub(super) parts: Vec<Rc<dyn ConfiguredPart>>,
     /// Giver of extended resources.
@@ -119,7 +119,7 @@ pub(super) struct Peers {
 }
 
 /// Settings from the configuration and the start that shape figures.
-pub(super) struct Settings {
+pub(super) struct MetricsSettings {
     /// Directory whose disk is looked at.
     pub(super) root_dir: PathBuf,
     /// Cgroup tree below which pods have their groups.
@@ -129,26 +129,26 @@ pub(super) struct Settings {
     /// Places of the pod table.
     pub(super) slots: usize,
     /// Time of the agent's start.
-    pub(super) started_at: Wall,
+    pub(super) started_at: WallTime,
 }
 
 /// Figures of the agent, its pods and the machine. One number for each control group and the disk use of files are kept
 /// between questions; samples live as long as they are read. The local commands and the node's server ask.
 pub(super) struct Metrics {
-    tools: Tools,
+    tools: MetricsTools,
     /// Lock of the reader: the others wait, and share its sample.
     turn: smol::lock::Mutex<()>,
-    last: RefCell<Option<(Mono, Detail, Weak<Sample>)>>,
-    rates: RefCell<Rates>,
-    disk: RefCell<Option<(Mono, Rc<Disk>)>>,
-    claims: RefCell<Option<(Mono, Rc<[ClaimUsage]>)>>,
+    last: RefCell<Option<(MonoTime, StatsDetail, Weak<UsageSample>)>>,
+    rates: RefCell<CpuRates>,
+    disk: RefCell<Option<(MonoTime, Rc<DiskSample>)>>,
+    claims: RefCell<Option<(MonoTime, Rc<[ClaimUsage]>)>>,
     readers: Rc<Cell<usize>>,
 }
 
 /// Counts one answer under way.
-struct Reader(Rc<Cell<usize>>);
+struct ScrapeGuard(Rc<Cell<usize>>);
 
-impl Reader {
+impl ScrapeGuard {
     fn enter(readers: &Rc<Cell<usize>>) -> Result<Self, Refusal> {
         if readers.get() >= MAX_READERS {
             let busy = format!("{MAX_READERS} answers with figures are being read already");
@@ -159,7 +159,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for ScrapeGuard {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
@@ -167,7 +167,7 @@ impl Drop for Reader {
 
 impl Metrics {
     /// Makes the metrics; no figures are kept yet.
-    pub(super) fn new(tools: Tools) -> Self {
+    pub(super) fn new(tools: MetricsTools) -> Self {
         Self {
             tools,
             turn: smol::lock::Mutex::default(),
@@ -180,22 +180,28 @@ impl Metrics {
     }
 
     /// Returns the figures asked for, as text, piece by piece.
-    pub(super) async fn page(&self, figures: Figures) -> Result<Pieces, Refusal> {
-        let reader = Reader::enter(&self.readers)?;
-        let pieces: Pieces = match figures {
-            Figures::Own => {
+    pub(super) async fn page(&self, figures: MetricsEndpoint) -> Result<PagePieces, Refusal> {
+        let reader = ScrapeGuard::enter(&self.readers)?;
+        let pieces: PagePieces = match figures {
+            MetricsEndpoint::Own => {
                 let claims = claims::usage(self).await;
                 let own = core::iter::once(own::page(self).await);
                 let containers = self.tools.agent.ask(Agent::container_figures).await;
                 let of_pods = containers::page(containers).chain(of_claims::page(claims));
                 Box::new(own.chain(of_pods))
             }
-            Figures::Slis => Box::new(core::iter::once(own::slis(&self.tools))),
-            Figures::Probes => Box::new(probes::page(self.tools.agent.ask(Agent::probes).await)),
-            Figures::Resource => Box::new(resource::page(self.sample(Detail::Basic).await)),
-            Figures::Cadvisor => Box::new(cadvisor::page(self.sample(Detail::Full).await)),
-            Figures::Disk => Box::new(core::iter::once(written::page(self).await)),
-            Figures::Summary(detail) => {
+            MetricsEndpoint::Slis => Box::new(core::iter::once(own::slis(&self.tools))),
+            MetricsEndpoint::Probes => {
+                Box::new(probes::page(self.tools.agent.ask(Agent::probes).await))
+            }
+            MetricsEndpoint::Resource => {
+                Box::new(resource::page(self.sample(StatsDetail::Basic).await))
+            }
+            MetricsEndpoint::Cadvisor => {
+                Box::new(cadvisor::page(self.sample(StatsDetail::Full).await))
+            }
+            MetricsEndpoint::Disk => Box::new(core::iter::once(written::page(self).await)),
+            MetricsEndpoint::Summary(detail) => {
                 Box::new(summary::pieces(self.sample(detail).await, detail))
             }
         };
@@ -203,7 +209,7 @@ impl Metrics {
     }
 
     /// Returns all figures as they are now.
-    async fn sample(&self, detail: Detail) -> Rc<Sample> {
+    async fn sample(&self, detail: StatsDetail) -> Rc<UsageSample> {
         let turn = self.turn.lock().await;
         let now = self.tools.clock.now();
         if let Some((at, known, last)) = &*self.last.borrow()
@@ -226,8 +232,8 @@ impl Metrics {
         sample
     }
 
-    async fn gather(&self, detail: Detail) -> Sample {
-        let Tools {
+    async fn gather(&self, detail: StatsDetail) -> UsageSample {
+        let MetricsTools {
             runtime,
             facts,
             settings,
@@ -241,8 +247,8 @@ impl Metrics {
         let failed = pods.is_err();
         let pods = pods.unwrap_or_default();
         let disk = match detail {
-            Detail::Basic => Rc::default(),
-            Detail::Full => disk::usage(self, &pods).await,
+            StatsDetail::Basic => Rc::default(),
+            StatsDetail::Full => disk::usage(self, &pods).await,
         };
         let cgroups = Cgroups::clone(&self.tools.cgroups);
         let since = settings.started_at;
@@ -261,8 +267,8 @@ impl Metrics {
             });
             let groups: Vec<SystemGroup> = groups.collect();
             let network = match detail {
-                Detail::Basic => None,
-                Detail::Full => traffic::of_this_thread().ok(),
+                StatsDetail::Basic => None,
+                StatsDetail::Full => traffic::of_this_thread().ok(),
             };
             (
                 cgroups.machine_usage(detail),
@@ -272,7 +278,7 @@ impl Metrics {
             )
         });
         let (machine, network, groups, tasks) = own.await;
-        Sample {
+        UsageSample {
             node: facts.name.clone(),
             started_at: since,
             machine,
@@ -291,7 +297,7 @@ impl Metrics {
                     ..PodSample::default()
                 })
                 .collect(),
-            ..Sample::default()
+            ..UsageSample::default()
         }
     }
 }

@@ -2,13 +2,13 @@
 
 use std::fs;
 
-use super::{super::node::machine, Metrics, Tools};
+use super::{super::node::machine, Metrics, MetricsTools};
 use crate::{
-    api::Wall,
-    cgroup::Version,
+    api::WallTime,
+    cgroup::CgroupVersion,
     logic::metrics::{
-        exposition::{Kind, Text, Value},
-        own::{self, Counters, Facts, Machine, Process},
+        exposition::{MetricType, MetricsText, SampleValue},
+        own::{self, AgentCounters, AgentMetricFacts, MachineFigures, ProcessUsage},
     },
     net::meter,
     sys::{
@@ -30,8 +30,8 @@ pub(super) async fn page(metrics: &Metrics) -> String {
     let below = move || (disk_usage::file_system(&root).ok(), machine::disk(&root));
     let (fs, disk) = tools.disk.run(below).await;
     let wall = tools.clock.wall();
-    let left = |end: Wall| end.secs().saturating_sub(wall.secs());
-    let machine = Machine {
+    let left = |end: WallTime| end.secs().saturating_sub(wall.secs());
+    let machine = MachineFigures {
         ready: standing.not_ready.is_empty(),
         pressure: standing.pressure,
         clock_synchronized: clock::synchronized(),
@@ -39,13 +39,13 @@ pub(super) async fn page(metrics: &Metrics) -> String {
         disk: disk.map(|(disk, _)| disk),
         certificate_s: counts.certificate.map(|end| end.map(left)),
     };
-    let page = |counters: &Counters| {
-        own::page(&Facts {
+    let page = |counters: &AgentCounters| {
+        own::page(&AgentMetricFacts {
             node: &tools.facts.name,
             version: crate::VERSION,
             cgroup_version: match tools.cgroups.version() {
-                Version::V1 => 1,
-                Version::V2 => 2,
+                CgroupVersion::V1 => 1,
+                CgroupVersion::V2 => 2,
             },
             started_at: tools.settings.started_at,
             process: process(),
@@ -61,7 +61,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
             counters,
         })
     };
-    let mut text = Text(tools.counters.with(page));
+    let mut text = MetricsText(tools.counters.with(page));
     for part in &tools.peers.parts {
         part.write_metrics(&mut text);
     }
@@ -69,25 +69,25 @@ pub(super) async fn page(metrics: &Metrics) -> String {
 }
 
 /// Writes the page `/metrics/slis`: the checks of `/healthz`, as they are now.
-pub(super) fn slis(tools: &Tools) -> String {
+pub(super) fn slis(tools: &MetricsTools) -> String {
     let moves = tools.loop_watch.is_healthy(tools.clock.now());
-    let mut text = Text::default();
+    let mut text = MetricsText::default();
     let help = "Whether a check of the agent passes: 1, or 0.";
-    text.family("kubernetes_healthcheck", Kind::Gauge, help, |s| {
+    text.family("kubernetes_healthcheck", MetricType::Gauge, help, |s| {
         let own = [("log", true), ("ping", true), ("syncloop", moves)];
         let resources = tools.peers.resources.iter();
         let resources = resources.flat_map(|giver| giver.checks());
         let resources = resources.map(|check| (check.name, check.trouble.is_none()));
         for (name, passes) in resources.chain(own) {
             let labels = [("name", name), ("type", "healthz")];
-            s.put(&labels, Value::Count(passes.into()), None);
+            s.put(&labels, SampleValue::Count(passes.into()), None);
         }
     });
     text.0
 }
 
 /// Figures of this process. Source: proc_pid_stat(5).
-fn process() -> Option<Process> {
+fn process() -> Option<ProcessUsage> {
     let mut buffer = [0; 1200];
     let stat = read_small("/proc/self/stat", &mut buffer).ok()?;
     let mut process = of_stat(stat)?;
@@ -96,14 +96,14 @@ fn process() -> Option<Process> {
     Some(process)
 }
 
-fn of_stat(stat: &str) -> Option<Process> {
+fn of_stat(stat: &str) -> Option<ProcessUsage> {
     let (_, rest) = stat.rsplit_once(')')?;
     // Fields count from 1; the first one behind the name is the third.
     let field = |n: usize| -> Option<u64> {
         let mut fields = rest.split_ascii_whitespace();
         fields.nth(n - 3)?.parse().ok()
     };
-    Some(Process {
+    Some(ProcessUsage {
         cpu_ns: (field(14)? + field(15)?).saturating_mul(1_000_000_000 / TICKS),
         resident_bytes: field(24)?.saturating_mul(pages::bytes()),
         files: 0,

@@ -4,7 +4,7 @@ use super::{super::node::machine, Metrics};
 use crate::{
     cgroup::Cgroups,
     image,
-    logic::flash::{self, Wrote},
+    logic::flash::{self, WrittenBytes},
     sys::proc,
 };
 
@@ -17,7 +17,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
     let read = move || {
         let up = proc::uptime_s().unwrap_or(0);
         let disk = machine::disk(&root);
-        let of_process = |pid: i32| -> Option<Wrote> {
+        let of_process = |pid: i32| -> Option<WrittenBytes> {
             let age = up.saturating_sub(proc::start_time(pid).ok()? / proc::TICKS);
             Some((proc::written_bytes(pid)?, age))
         };
@@ -26,7 +26,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
         let number = disk.as_ref().map(|(_, number)| &**number);
         let of_pods = pods.zip(number);
         let agent = i32::try_from(std::process::id()).ok().and_then(of_process);
-        flash::Facts {
+        flash::FlashWrites {
             agent,
             images_bytes: image::written_bytes(),
             // A kernel that does not count written bytes for the agent counts them for no process.

@@ -4,14 +4,14 @@ use core::net::IpAddr;
 
 use super::{machine, network};
 use crate::{
-    api::{Quantity, cri::Condition},
-    config::{Config, Reserved},
+    api::{Quantity, cri::RuntimeCondition},
+    config::{AgentConfig, ReservedResources},
     logic::{
         downward::Allocatable,
-        eviction::{Signal, Threshold},
+        eviction::{EvictionSignal, EvictionThreshold},
         flash,
-        node::{self, Settings},
-        node_resources::{self, Capacity, OverReserved, Reservations},
+        node::{self, NodeSettings},
+        node_resources::{self, MachineCapacity, NodeReservations, OverReserved},
     },
     sys::pages,
 };
@@ -24,10 +24,10 @@ const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 
 /// Facts of the machine, read once at start.
 #[derive(Clone, Debug)]
-pub(crate) struct NodeFacts {
+pub(crate) struct MachineFacts {
     /// Node name.
     pub(crate) name: String,
-    /// Host IPs at the start, primary first; [`Node::host_ips`](super::Node::host_ips) knows the present ones.
+    /// Host IPs at the start, primary first; [`LocalNode::host_ips`](super::Node::host_ips) knows the present ones.
     pub(in crate::agent) host_ips: Vec<IpAddr>,
     /// Memory of the machine, bytes.
     pub(in crate::agent) memory_bytes: u64,
@@ -37,7 +37,7 @@ pub(crate) struct NodeFacts {
     pub(in crate::agent) storage_bytes: u64,
     /// Condition that says if the disk of the root dir will last, or why not; `None`: the disk does not tell. The
     /// kernel reads that when it finds the disk, so it stays the same until the machine is started again.
-    pub(in crate::agent) storage: Option<Condition>,
+    pub(in crate::agent) storage: Option<RuntimeCondition>,
     /// Swap of the machine, bytes.
     pub(in crate::agent) swap_bytes: u64,
     /// Bytes of a page of memory.
@@ -48,22 +48,22 @@ pub(crate) struct NodeFacts {
     /// Most processes and threads at a time; 0: not known.
     pub(in crate::agent) pids: u64,
     /// Resources kept from pods.
-    pub(in crate::agent) kept: Reservations,
+    pub(in crate::agent) kept: NodeReservations,
     /// Ids, kernel and system of this machine.
-    pub(crate) identity: node::Identity,
+    pub(crate) identity: node::MachineIdentity,
     /// Settings of the operator for the node.
-    pub(in crate::agent) settings: Settings,
+    pub(in crate::agent) settings: NodeSettings,
 }
 
 fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-impl NodeFacts {
+impl MachineFacts {
     /// Resources that the machine has.
-    pub(in crate::agent) fn capacity(&self) -> Capacity {
+    pub(in crate::agent) fn capacity(&self) -> MachineCapacity {
         let huge = self.hugepages.iter().map(|(_, bytes)| *bytes);
-        Capacity {
+        MachineCapacity {
             cpu_milli: signed(self.cpu_milli),
             memory_bytes: signed(self.memory_bytes),
             hugepages_bytes: signed(huge.fold(0, u64::saturating_add)),
@@ -73,9 +73,9 @@ impl NodeFacts {
     }
 
     /// Resources as the Node object shows them. `devices` is empty.
-    pub(in crate::agent) fn resources(&self) -> node::Resources {
+    pub(in crate::agent) fn resources(&self) -> node::MachineResources {
         let pages = self.hugepages.iter();
-        node::Resources {
+        node::MachineResources {
             capacity: self.capacity(),
             hugepages: pages
                 .map(|(size, bytes)| (signed(*size), signed(*bytes)))
@@ -95,14 +95,14 @@ impl NodeFacts {
 /// Reads the machine's facts. Missing ones are zero or empty.
 ///
 /// - Errors: more is kept from pods than there is.
-pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
+pub(in crate::agent) fn facts(cfg: &AgentConfig) -> Result<MachineFacts, OverReserved> {
     let local = network::local(&cfg.node_name);
     // A later look may find an address.
     let host_ips = node::host_ips(&cfg.node_ips, &cfg.node_name, &local).unwrap_or_else(|e| {
         log::warn!("{e}");
         given(cfg)
     });
-    let mut facts = NodeFacts {
+    let mut facts = MachineFacts {
         name: cfg.node_name.clone(),
         host_ips,
         memory_bytes: machine::memory_bytes(),
@@ -113,9 +113,9 @@ pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
         hugepages: machine::hugepages(),
         swap_bytes: machine::swap_bytes(),
         pids: machine::max_pids(),
-        kept: Reservations::default(),
+        kept: NodeReservations::default(),
         identity: machine::identity(),
-        settings: Settings::default(),
+        settings: NodeSettings::default(),
     };
     facts.kept = reservations(
         &cfg.reserved,
@@ -128,14 +128,14 @@ pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
 }
 
 /// Addresses from the configuration that could not be checked: pods are told these if no others are known.
-fn given(cfg: &Config) -> Vec<IpAddr> {
+fn given(cfg: &AgentConfig) -> Vec<IpAddr> {
     let given = cfg.node_ips.iter().copied();
     given.filter(|ip| !ip.is_unspecified()).collect()
 }
 
 /// Settings of the operator for the node.
-pub(in crate::agent) fn settings(cfg: &Config, facts: &NodeFacts) -> Settings {
-    Settings {
+pub(in crate::agent) fn settings(cfg: &AgentConfig, facts: &MachineFacts) -> NodeSettings {
+    NodeSettings {
         name: cfg.node_name.clone(),
         node_ips: cfg.node_ips.clone(),
         labels: cfg.node.labels.clone(),
@@ -159,30 +159,34 @@ pub(in crate::agent) fn settings(cfg: &Config, facts: &NodeFacts) -> Settings {
 }
 
 /// `systemReserved`, `kubeReserved` and the hard eviction thresholds, as amounts.
-fn reservations(reserved: &Reserved, thresholds: &[Threshold], capacity: Capacity) -> Reservations {
+fn reservations(
+    reserved: &ReservedResources,
+    thresholds: &[EvictionThreshold],
+    capacity: MachineCapacity,
+) -> NodeReservations {
     let sum = |name: &str, amount: fn(&Quantity) -> i64| {
         [&reserved.system, &reserved.kube]
             .into_iter()
             .filter_map(|map| map.get(name))
             .fold(0_i64, |sum, quantity| sum.saturating_add(amount(quantity)))
     };
-    let threshold = |signal: Signal, has: i64| {
-        let hard = |t: &&Threshold| t.signal == signal && t.grace.is_none();
+    let threshold = |signal: EvictionSignal, has: i64| {
+        let hard = |t: &&EvictionThreshold| t.signal == signal && t.grace.is_none();
         let found = thresholds.iter().find(hard);
         found.map_or(0, |threshold| threshold.limit.of(has))
     };
-    Reservations {
+    NodeReservations {
         cpu_milli: sum("cpu", Quantity::milli),
         memory_bytes: sum("memory", Quantity::value),
         storage_bytes: sum("ephemeral-storage", Quantity::value),
         pids: sum("pid", Quantity::value),
-        eviction_memory_bytes: threshold(Signal::MemoryAvailable, capacity.memory_bytes),
-        eviction_storage_bytes: threshold(Signal::NodeFsAvailable, capacity.storage_bytes),
+        eviction_memory_bytes: threshold(EvictionSignal::MemoryAvailable, capacity.memory_bytes),
+        eviction_storage_bytes: threshold(EvictionSignal::NodeFsAvailable, capacity.storage_bytes),
     }
 }
 
 /// Largest number of pods on this node.
-pub(in crate::agent) fn max_pods(cfg: &Config, node: &NodeFacts) -> i64 {
+pub(in crate::agent) fn max_pods(cfg: &AgentConfig, node: &MachineFacts) -> i64 {
     let most = i64::from(cfg.max_pods);
     match i64::from(cfg.pods_per_core) {
         0 => most,
@@ -196,13 +200,13 @@ mod tests {
 
     use super::*;
     use crate::config::KUBELET_VERSION;
-    use crate::logic::eviction::Limit;
+    use crate::logic::eviction::ThresholdLimit;
 
     #[test]
     fn what_is_kept_from_pods() {
         // NODE-10 CG-12
         let quantity = |text: &str| Quantity::parse(text).expect(text);
-        let reserved = Reserved {
+        let reserved = ReservedResources {
             system: [("cpu", "100m"), ("memory", "16Mi"), ("pid", "100")]
                 .map(|(name, text)| (name.to_owned(), quantity(text)))
                 .into(),
@@ -211,27 +215,36 @@ mod tests {
                 .into(),
             local_storage: true,
         };
-        let threshold = |signal, limit| Threshold {
+        let threshold = |signal, limit| EvictionThreshold {
             signal,
             limit,
             grace: None,
             min_reclaim: None,
         };
-        let soft = Threshold {
+        let soft = EvictionThreshold {
             grace: Some(Duration::ZERO),
-            ..threshold(Signal::MemoryAvailable, Limit::Percent(90.0))
+            ..threshold(
+                EvictionSignal::MemoryAvailable,
+                ThresholdLimit::Percent(90.0),
+            )
         };
         let thresholds = [
-            threshold(Signal::MemoryAvailable, Limit::Amount(quantity("100Mi"))),
+            threshold(
+                EvictionSignal::MemoryAvailable,
+                ThresholdLimit::Amount(quantity("100Mi")),
+            ),
             soft,
-            threshold(Signal::NodeFsAvailable, Limit::Percent(12.5)),
+            threshold(
+                EvictionSignal::NodeFsAvailable,
+                ThresholdLimit::Percent(12.5),
+            ),
         ];
-        let capacity = Capacity {
+        let capacity = MachineCapacity {
             memory_bytes: 512 << 20,
             storage_bytes: 8 << 30,
-            ..Capacity::default()
+            ..MachineCapacity::default()
         };
-        let want = Reservations {
+        let want = NodeReservations {
             cpu_milli: 100,
             memory_bytes: 24 << 20,
             storage_bytes: 1 << 30,
@@ -241,8 +254,8 @@ mod tests {
         };
         assert_eq!(reservations(&reserved, &thresholds, capacity), want);
         assert_eq!(
-            reservations(&Reserved::default(), &[], capacity),
-            Reservations::default()
+            reservations(&ReservedResources::default(), &[], capacity),
+            NodeReservations::default()
         );
     }
 

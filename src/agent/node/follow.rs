@@ -3,7 +3,7 @@
 use alloc::rc::Rc;
 use core::{net::IpAddr, time::Duration};
 
-use super::Node;
+use super::LocalNode;
 use crate::{
     agent::clock::{Clock, in_step},
     logic::node,
@@ -16,7 +16,7 @@ pub(in crate::agent) const LOOK: Duration = Duration::from_secs(60);
 /// Looks at the addresses again and again, as long as the agent runs: a cable may come after the agent, and a lease may
 /// bring another address. `asked`: the addresses that the configuration names.
 pub(in crate::agent) async fn follow(
-    own: Rc<Node>,
+    own: Rc<LocalNode>,
     asked: Vec<IpAddr>,
     disk: Lane,
     clock: Rc<dyn Clock>,

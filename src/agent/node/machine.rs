@@ -6,9 +6,9 @@ use std::{fs, path::Path};
 use nix::sys::statvfs::statvfs;
 
 use crate::{
-    api::order::Order as _,
-    image::platform::Machine,
-    logic::{check::Disk, node::Identity},
+    api::order::OrderExt as _,
+    image::platform::MachinePlatform,
+    logic::{check::DiskWearFacts, node::MachineIdentity},
     sys::{disk_wear, file},
 };
 
@@ -31,9 +31,9 @@ pub(super) fn read_head(path: &str, limit: u64) -> String {
 }
 
 /// The disk that `path` is on, and its number; `None`: it is on no disk that tells of its wear.
-pub(in crate::agent) fn disk(path: &Path) -> Option<(Disk, String)> {
+pub(in crate::agent) fn disk(path: &Path) -> Option<(DiskWearFacts, String)> {
     let wear = disk_wear::of(path)?;
-    let disk = Disk {
+    let disk = DiskWearFacts {
         name: wear.name,
         written: wear.written,
         used_life: wear.used_life,
@@ -43,7 +43,7 @@ pub(in crate::agent) fn disk(path: &Path) -> Option<(Disk, String)> {
 }
 
 /// Reads the ids that tell this machine from others and one boot from the next, and its kernel and system (NODE-12).
-pub(super) fn identity() -> Identity {
+pub(super) fn identity() -> MachineIdentity {
     let first = |paths: &[&str]| {
         let texts = paths.iter().map(|path| plain(&read(path)));
         texts.into_iter().find(|t| !t.is_empty())
@@ -55,7 +55,7 @@ pub(super) fn identity() -> Identity {
         "/proc/device-tree/vm,uuid",
     ]);
     let release = ["/etc/os-release", "/usr/lib/os-release"].map(read);
-    Identity {
+    MachineIdentity {
         system_uuid: system_uuid.unwrap_or_else(|| machine_id.clone()),
         machine_id,
         boot_id: plain(&read("/proc/sys/kernel/random/boot_id")),
@@ -64,7 +64,7 @@ pub(super) fn identity() -> Identity {
             .iter()
             .find_map(|text| pretty_name(text))
             .unwrap_or_else(|| "Linux".into()),
-        architecture: Machine::this().architecture.into(),
+        architecture: MachinePlatform::this().architecture.into(),
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! - [`mod@facts`]: facts read once. [`machine`]: facts from `/proc`, `/sys` and `/etc`. [`network`]: addresses of the
 //!   machine; [`follow`](mod@follow): changes of them.
-//! - [`Node`] owns all of it; [`Node::gather`] reads what may have changed, [`Node::bring_up_to_date`] puts it into an
+//! - [`LocalNode`] owns all of it; [`LocalNode::gather`] reads what may have changed, [`LocalNode::bring_up_to_date`] puts it into an
 //!   object.
 
 pub(super) mod facts;
@@ -19,37 +19,40 @@ use core::{
     time::Duration,
 };
 
-pub(crate) use facts::NodeFacts;
+pub(crate) use facts::MachineFacts;
 pub(super) use facts::{facts, max_pods};
 pub(in crate::agent) use network::local as addresses;
 
-use super::{clock::Clock, complaints::Complaints, times::Times};
+use super::{clock::Clock, complaints::Complaints, times::DateCorrector};
 use crate::{
     api::{
-        Mono, Node as Object, Wall,
-        cri::{Condition, FsInfo, Handler, Image, Version},
+        MonoTime, Node as Object, WallTime,
+        cri::{FsInfo, HandlerCapabilities, RuntimeCondition, RuntimeVersion, StoredImage},
         node::{NodeAddress, NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
     image::import::{RESERVE_BYTES, RESERVE_INODES},
     logic::{
         admission,
-        eviction::{Conditions, is_recent},
-        extended_resources::Amount,
+        eviction::{PressureConditions, is_recent},
+        extended_resources::ResourceUnits,
         generate::NodeContext,
-        node::{self, Applied, Local, NodeEvent, Pressure, Resources, RuntimeView, View},
+        node::{
+            self, AppliedStatus, LocalAddresses, MachineResources, NodeEvent, NodePressures,
+            NodeView, RuntimeAbilities,
+        },
     },
     runtime::RuntimeService,
 };
 
 /// Facts of the Node object that other owners know.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(super) struct NodeConditionInputs {
     /// Reasons of the runtime why the node is not ready; empty if it is.
     pub(super) not_ready: Vec<String>,
     /// Set while records of pods wait for a disk that cannot be written.
     pub(super) records_wait: bool,
     /// Conditions of pressure: resources that the node is short of.
-    pub(super) pressure: Conditions,
+    pub(super) pressure: PressureConditions,
     /// Time for which a condition holds after its cause was last seen.
     pub(super) transition: Duration,
     /// Set if an apiserver has the Node.
@@ -59,34 +62,34 @@ pub(super) struct Standing {
 }
 
 /// Reads the present addresses of the machine with this name.
-pub(super) type Addresses = fn(&str) -> Local;
+pub(super) type AddressReader = fn(&str) -> LocalAddresses;
 
 /// The machine as a node: its facts, its addresses, the resources that pods may ask for, and its Node object. There is
-/// one of each, so nothing here grows. The apiserver's answers come in by [`Node::learn`]; the starters of pods and the
+/// one of each, so nothing here grows. The apiserver's answers come in by [`LocalNode::learn`]; the starters of pods and the
 /// reporters of the node ask.
-pub(crate) struct Node {
-    facts: Rc<NodeFacts>,
-    addresses: Addresses,
+pub(crate) struct LocalNode {
+    facts: Rc<MachineFacts>,
+    addresses: AddressReader,
     context: Rc<NodeContext>,
     /// Host IPs, primary first, as the Node last had them.
     host_ips: RefCell<Vec<IpAddr>>,
-    admission: RefCell<admission::NodeFacts>,
+    admission: RefCell<admission::AdmissionNodeFacts>,
     /// Devices that are given to pods.
-    devices: RefCell<Vec<Amount>>,
+    devices: RefCell<Vec<ResourceUnits>>,
     /// Last time at which a disk was seen that cannot be written or is too full.
-    disk_trouble: Cell<Option<Mono>>,
+    disk_trouble: Cell<Option<MonoTime>>,
     /// The Node object without its images. In a cluster: as the apiserver last had it; `None` until it was read. On a
     /// node that stands alone: as it was last shown, because conditions say since when they hold.
     object: RefCell<Option<Object>>,
 }
 
-impl Node {
+impl LocalNode {
     /// Makes the node; no Node object is known yet.
     pub(super) fn new(
-        facts: NodeFacts,
-        addresses: Addresses,
+        facts: MachineFacts,
+        addresses: AddressReader,
         context: NodeContext,
-        admission: admission::NodeFacts,
+        admission: admission::AdmissionNodeFacts,
     ) -> Self {
         Self {
             addresses,
@@ -101,7 +104,7 @@ impl Node {
     }
 
     /// Facts that were read at the start.
-    pub(super) fn facts(&self) -> &Rc<NodeFacts> {
+    pub(super) fn facts(&self) -> &Rc<MachineFacts> {
         &self.facts
     }
 
@@ -130,7 +133,10 @@ impl Node {
     }
 
     /// Hands the facts of the node for admission to `look`, which must not ask this owner for anything.
-    pub(super) fn with_admission<T>(&self, look: impl FnOnce(&admission::NodeFacts) -> T) -> T {
+    pub(super) fn with_admission<T>(
+        &self,
+        look: impl FnOnce(&admission::AdmissionNodeFacts) -> T,
+    ) -> T {
         look(&self.admission.borrow())
     }
 
@@ -146,7 +152,7 @@ impl Node {
 
     /// Sets the amounts of the devices that are given to pods. A resource that a plugin begins to offer is the plugin's
     /// from then on: the Node's own amount of it is dropped.
-    pub(super) fn set_devices(&self, amounts: Vec<Amount>) {
+    pub(super) fn set_devices(&self, amounts: Vec<ResourceUnits>) {
         let mut admission = self.admission.borrow_mut();
         admission.devices = amounts.iter().map(|a| a.resource.clone()).collect();
         let is_device = |name: &str| amounts.iter().any(|a| *a.resource == *name);
@@ -174,8 +180,8 @@ impl Node {
     }
 
     /// All resources that pods can have at present.
-    fn resources(&self) -> Resources {
-        Resources {
+    fn resources(&self) -> MachineResources {
+        MachineResources {
             devices: self.devices.borrow().clone(),
             ..self.facts.resources()
         }
@@ -185,9 +191,9 @@ impl Node {
     pub(super) async fn gather(
         &self,
         runtime: &dyn RuntimeService,
-        standing: &Standing,
-        now: Mono,
-    ) -> Gathered {
+        standing: &NodeConditionInputs,
+        now: MonoTime,
+    ) -> CurrentNodeFacts {
         let disk = runtime.image_fs_info().await.ok();
         let trouble = if standing.records_wait {
             Some("the root directory cannot be written, records of pods wait in memory".to_owned())
@@ -201,17 +207,18 @@ impl Node {
         // not come and go with it.
         let seen = self.disk_trouble.get();
         let has_trouble = seen.is_some_and(|seen| is_recent(seen, now, standing.transition));
-        let (Version { name, version }, capabilities) = (runtime.version(), runtime.capabilities());
-        Gathered {
+        let (RuntimeVersion { name, version }, capabilities) =
+            (runtime.version(), runtime.capabilities());
+        CurrentNodeFacts {
             resources: self.resources(),
             local: (self.addresses)(&self.facts.name),
-            runtime: RuntimeView {
+            runtime: RuntimeAbilities {
                 version: format!("{name}://{version}"),
                 handlers: capabilities.handlers.into_iter().map(shown).collect(),
                 supplemental_groups_policy: capabilities.supplemental_groups_policy,
             },
             images: runtime.list_images().await.ok(),
-            pressure: Pressure {
+            pressure: NodePressures {
                 memory: standing.pressure.memory,
                 disk: standing.pressure.disk || has_trouble,
                 disk_detail: trouble.unwrap_or_default(),
@@ -222,8 +229,8 @@ impl Node {
         }
     }
 
-    fn view<'a>(&'a self, gathered: &'a Gathered) -> View<'a> {
-        View {
+    fn view<'a>(&'a self, gathered: &'a CurrentNodeFacts) -> NodeView<'a> {
+        NodeView {
             settings: &self.facts.settings,
             identity: &self.facts.identity,
             resources: &gathered.resources,
@@ -239,7 +246,11 @@ impl Node {
     }
 
     /// Makes the Node to create, and the events that tell of its first conditions.
-    pub(super) fn initial(&self, gathered: &Gathered, wall: Wall) -> (Object, Vec<NodeEvent>) {
+    pub(super) fn initial(
+        &self,
+        gathered: &CurrentNodeFacts,
+        wall: WallTime,
+    ) -> (Object, Vec<NodeEvent>) {
         node::initial(&self.view(gathered), wall)
     }
 
@@ -247,10 +258,10 @@ impl Node {
     pub(super) fn bring_up_to_date(
         &self,
         object: &mut Object,
-        gathered: &Gathered,
-        times: &Times,
-        wall: Wall,
-    ) -> Applied {
+        gathered: &CurrentNodeFacts,
+        times: &DateCorrector,
+        wall: WallTime,
+    ) -> AppliedStatus {
         let applied = node::apply(object, &self.view(gathered), wall);
         put_right(&mut object.status.conditions, times);
         applied
@@ -261,10 +272,10 @@ impl Node {
     pub(super) async fn show(
         &self,
         runtime: &dyn RuntimeService,
-        standing: Standing,
-        (clock, times): (&dyn Clock, &Times),
+        standing: NodeConditionInputs,
+        (clock, times): (&dyn Clock, &DateCorrector),
         complaints: &Complaints,
-        made: Wall,
+        made: WallTime,
     ) -> Object {
         let gathered = self.gather(runtime, &standing, clock.now()).await;
         let mut object = match self.object() {
@@ -295,7 +306,7 @@ impl Node {
 }
 
 /// Corrects the times of conditions that were dated before the clock was right.
-pub(super) fn put_right(conditions: &mut [NodeCondition], times: &Times) {
+pub(super) fn put_right(conditions: &mut [NodeCondition], times: &DateCorrector) {
     for condition in conditions {
         let since = &mut condition.last_transition_time;
         *since = since.map(|at| times.believed(at));
@@ -303,10 +314,10 @@ pub(super) fn put_right(conditions: &mut [NodeCondition], times: &Times) {
 }
 
 /// The facts: they never change.
-impl Deref for Node {
-    type Target = NodeFacts;
+impl Deref for LocalNode {
+    type Target = MachineFacts;
 
-    fn deref(&self) -> &NodeFacts {
+    fn deref(&self) -> &MachineFacts {
         &self.facts
     }
 }
@@ -333,7 +344,7 @@ fn too_full(fs: &FsInfo) -> Option<String> {
     })
 }
 
-fn shown(handler: Handler) -> RuntimeHandler {
+fn shown(handler: HandlerCapabilities) -> RuntimeHandler {
     RuntimeHandler {
         name: handler.name,
         features: Some(RuntimeHandlerFeatures {
@@ -345,14 +356,14 @@ fn shown(handler: Handler) -> RuntimeHandler {
 }
 
 /// Facts of a Node that may change while the agent runs, as of their reading.
-pub(super) struct Gathered {
-    resources: Resources,
-    local: Local,
-    runtime: RuntimeView,
-    images: Option<Vec<Image>>,
-    pressure: Pressure,
+pub(super) struct CurrentNodeFacts {
+    resources: MachineResources,
+    local: LocalAddresses,
+    runtime: RuntimeAbilities,
+    images: Option<Vec<StoredImage>>,
+    pressure: NodePressures,
     not_ready: Vec<String>,
-    external_pods: Option<Condition>,
+    external_pods: Option<RuntimeCondition>,
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 
 use super::machine::{read, read_head};
 use crate::logic::node::{
-    Interface, Local, default_interfaces_v4, default_interfaces_v6, in_hosts_file,
+    HostInterface, LocalAddresses, default_interfaces_v4, default_interfaces_v6, in_hosts_file,
 };
 
 /// Most bytes read of a table of routes: default routes are among its first, except on a router with many tables.
@@ -16,8 +16,8 @@ const MAX_ADDRESSES: usize = 1024;
 
 /// Reads the present addresses of this machine. `name` is looked up in the hosts file alone: a name server is asked
 /// over the link whose address is sought, and an agent must start without it.
-pub(in crate::agent) fn local(name: &str) -> Local {
-    Local {
+pub(in crate::agent) fn local(name: &str) -> LocalAddresses {
+    LocalAddresses {
         interfaces: interfaces(),
         default_v4: default_interfaces_v4(&read_head("/proc/net/route", MAX_ROUTE_BYTES)),
         default_v6: default_interfaces_v6(&read_head("/proc/net/ipv6_route", MAX_ROUTE_BYTES)),
@@ -25,11 +25,11 @@ pub(in crate::agent) fn local(name: &str) -> Local {
     }
 }
 
-fn interfaces() -> Vec<Interface> {
+fn interfaces() -> Vec<HostInterface> {
     let Ok(all) = getifaddrs() else {
         return Vec::new();
     };
-    let mut found: Vec<Interface> = Vec::new();
+    let mut found: Vec<HostInterface> = Vec::new();
     for entry in all.take(MAX_ADDRESSES) {
         if !entry.flags.contains(InterfaceFlags::IFF_UP) {
             continue;
@@ -42,7 +42,7 @@ fn interfaces() -> Vec<Interface> {
         let Some(ip) = ip else { continue };
         match found.iter_mut().find(|i| i.name == entry.interface_name) {
             Some(interface) => interface.addresses.push(ip),
-            None => found.push(Interface {
+            None => found.push(HostInterface {
                 name: entry.interface_name,
                 addresses: vec![ip],
             }),

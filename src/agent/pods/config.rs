@@ -3,14 +3,14 @@
 use crate::{
     api::{Pod, PodUid, pod::CONFIG_HASH, pod_status::QosClass},
     logic::{
-        admission::ActivePod, eviction::is_limited, mirror::FullName, mux::Source,
+        admission::ActivePod, eviction::is_limited, mirror::PodFullName, mux::PodSource,
         pod_worker::PodFacts, qos::qos_class,
     },
 };
 
 /// A configured pod.
 #[derive(Clone, Debug)]
-pub(in crate::agent) struct ConfigPod {
+pub(in crate::agent) struct PodConfigFacts {
     /// Set if the pod is from a source other than the apiserver.
     pub(in crate::agent) is_static: bool,
     /// Set if `metadata.deletionTimestamp` is.
@@ -26,14 +26,14 @@ pub(in crate::agent) struct ConfigPod {
     /// Resources that the pod takes of the node.
     pub(in crate::agent) takes: ActivePod,
     /// Name and grace periods of the pod.
-    pub(in crate::agent) id: Box<Identity>,
+    pub(in crate::agent) id: Box<ConfiguredPodIdentity>,
 }
 
 /// Name of a pod, hash of its mirror, and time that it has to end.
 #[derive(Clone, Debug)]
-pub(in crate::agent) struct Identity {
+pub(in crate::agent) struct ConfiguredPodIdentity {
     /// Full name of the pod.
-    pub(in crate::agent) name: FullName,
+    pub(in crate::agent) name: PodFullName,
     /// Hash that a static pod's mirror carries; empty without one.
     pub(in crate::agent) hash: String,
     /// `metadata.deletionGracePeriodSeconds`.
@@ -42,10 +42,10 @@ pub(in crate::agent) struct Identity {
     pub(in crate::agent) spec_grace_s: Option<i64>,
 }
 
-impl ConfigPod {
+impl PodConfigFacts {
     /// Takes the facts of `pod` that are remembered.
     #[must_use]
-    pub(in crate::agent) fn of(source: Source, pod: &Pod) -> Self {
+    pub(in crate::agent) fn of(source: PodSource, pod: &Pod) -> Self {
         let volumes = pod.spec.volumes.iter().any(|v| {
             v.config_map.is_some()
                 || v.secret.is_some()
@@ -64,17 +64,17 @@ impl ConfigPod {
                 })
         });
         let hash = pod.metadata.annotations.get(CONFIG_HASH);
-        let hash = hash.filter(|_| source != Source::Api);
+        let hash = hash.filter(|_| source != PodSource::Api);
         Self {
-            is_static: source != Source::Api,
+            is_static: source != PodSource::Api,
             deletion_requested: pod.metadata.deletion_timestamp.is_some(),
             api_phase_terminal: pod.status.phase.is_terminal(),
             uses_objects: volumes || env,
             limits_storage: is_limited(pod),
             qos: qos_class(pod),
             takes: ActivePod::of(pod),
-            id: Box::new(Identity {
-                name: FullName::of(&pod.metadata),
+            id: Box::new(ConfiguredPodIdentity {
+                name: PodFullName::of(&pod.metadata),
                 hash: hash.cloned().unwrap_or_default(),
                 deletion_grace_s: pod.metadata.deletion_grace_period_seconds,
                 spec_grace_s: pod.spec.termination_grace_period_seconds,

@@ -1,10 +1,10 @@
 //! Everything that is known of one pod between events.
 
-use super::ConfigPod;
+use super::PodConfigFacts;
 use crate::{
-    api::{Mono, PodUid, cri::ContainerStatus},
+    api::{MonoTime, PodUid, cri::ContainerStatus},
     logic::{
-        dispatch::{self, Activity},
+        dispatch::{self, PodActivity},
         pod_table::PodTable,
         status_cache::StatusCache,
     },
@@ -14,13 +14,13 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct PodEntry {
     /// Facts of the pod from its source; `None` if no source has it.
-    pub(super) config: Option<ConfigPod>,
+    pub(super) config: Option<PodConfigFacts>,
     /// Status to tell, of configured pods and of pods on their way out.
     pub(super) status: StatusCache,
     /// Time at which the pod became known, as long as it has not run yet.
-    pub(super) starting: Option<Mono>,
+    pub(super) starting: Option<MonoTime>,
     /// Time when the pod came, until its first sync.
-    pub(super) unsynced: Option<Mono>,
+    pub(super) unsynced: Option<MonoTime>,
     /// Number of the pod's records that are being written, or are written and not told to the loop yet. No source need
     /// have the pod then, yet nothing of it may be removed.
     pub(super) arriving: u32,
@@ -59,7 +59,7 @@ impl PodEntry {
     /// Returns true if the pod counts for admission and shares.
     pub(super) fn is_active(&self, uid: &PodUid, table: &PodTable) -> bool {
         let config = self.config.as_ref();
-        dispatch::is_active(Activity {
+        dispatch::is_active(PodActivity {
             known_terminated: table.is_pod_known_terminated(uid),
             restart_requested: table.is_restart_requested(uid),
             termination_requested: table.is_pod_termination_requested(uid),

@@ -17,27 +17,30 @@ mod testing;
 
 use alloc::collections::BTreeMap;
 
-pub(super) use config::ConfigPod;
+pub(super) use config::PodConfigFacts;
 use entry::PodEntry;
 
 use crate::{
     api::{
-        Container, Mono, Pod, PodStatus, PodUid, Wall, cri::ContainerStatus, pod_status::QosClass,
+        Container, MonoTime, Pod, PodStatus, PodUid, WallTime, cri::ContainerStatus,
+        pod_status::QosClass,
     },
-    config::Config,
+    config::AgentConfig,
     logic::{
         admission::ActivePod,
-        backoff::{self, Backoff, CrashLoop, Record},
-        cgroup::Asked,
+        backoff::{self, Backoff, BackoffRecord, CrashLoopWait},
+        cgroup::PodRequestTotals,
         clock_history::ClockHistory,
-        housekeeping::{self, Gauges, Totals},
-        pod_table::{Capacity, Effect, Handle, PodTable, StatusAge, TableFull},
-        pod_worker::{Outcome, Update as WorkerUpdate},
+        housekeeping::{self, PodGauges, PodTotals},
+        pod_table::{
+            PodHandle, PodTable, PodTableCapacity, PodTableEffect, PodTableFull, StatusAge,
+        },
+        pod_worker::{CallOutcome, PodUpdate as WorkerUpdate},
         qos::{CPU, MEMORY},
         reason_cache::ReasonCache,
         status_cache::StatusCache,
-        status_update::Update,
-        status_writer::Truth,
+        status_update::StatusVerdict,
+        status_writer::LocalPodState,
     },
 };
 
@@ -49,8 +52,8 @@ const MARGIN_SLOTS: u16 = 20;
 pub(super) const BACKOFF_ENTRIES_PER_POD: usize = 8;
 
 /// Capacity of the pod table.
-pub(super) fn slots(cfg: &Config) -> Capacity {
-    Capacity {
+pub(super) fn slots(cfg: &AgentConfig) -> PodTableCapacity {
+    PodTableCapacity {
         max_pods: u16::try_from(cfg.max_pods).unwrap_or(u16::MAX / 2),
         reserved: RESERVED_SLOTS,
         margin: MARGIN_SLOTS,
@@ -58,23 +61,23 @@ pub(super) fn slots(cfg: &Config) -> Capacity {
 }
 
 /// Owner of all that is known of pods; see the module.
-pub(super) struct Pods {
+pub(super) struct PodRegistry {
     entries: BTreeMap<PodUid, PodEntry>,
     table: PodTable,
     /// Reasons why containers did not start.
     reasons: ReasonCache,
     /// Crash-loop delays.
     crash_loop: Backoff,
-    totals: Totals,
+    totals: PodTotals,
     /// Counts as of the last pass of housekeeping.
-    gauges: Gauges,
+    gauges: PodGauges,
     /// Set while records wait for a disk that cannot be written.
     records_wait: bool,
 }
 
-impl Pods {
+impl PodRegistry {
     /// Makes the owner; no pod is known yet. `seed` spreads delays.
-    pub(super) fn new(cfg: &Config, seed: u64) -> Self {
+    pub(super) fn new(cfg: &AgentConfig, seed: u64) -> Self {
         let slots = slots(cfg);
         let delays = slots.slots() * BACKOFF_ENTRIES_PER_POD;
         Self {
@@ -82,8 +85,8 @@ impl Pods {
             table: PodTable::new(slots, seed).with_sync_frequency(cfg.times.sync),
             reasons: ReasonCache::default(),
             crash_loop: Backoff::new(cfg.times.max_restart_backoff, delays),
-            totals: Totals::default(),
-            gauges: Gauges::default(),
+            totals: PodTotals::default(),
+            gauges: PodGauges::default(),
             records_wait: false,
         }
     }
@@ -104,12 +107,12 @@ impl Pods {
     // Sources.
 
     /// Takes the facts of a pod that is new or changed in its source.
-    pub(super) fn configure(&mut self, uid: &PodUid, pod: ConfigPod) {
+    pub(super) fn configure(&mut self, uid: &PodUid, pod: PodConfigFacts) {
         self.change(uid, |entry| entry.config = Some(pod));
     }
 
     /// Drops the facts of a pod that no source has any more, and returns them.
-    pub(super) fn unconfigure(&mut self, uid: &PodUid) -> Option<ConfigPod> {
+    pub(super) fn unconfigure(&mut self, uid: &PodUid) -> Option<PodConfigFacts> {
         self.change(uid, |entry| entry.config.take())
     }
 
@@ -119,12 +122,12 @@ impl Pods {
     }
 
     /// Facts of the pod from its source; `None` if no source has it.
-    pub(super) fn config(&self, uid: &PodUid) -> Option<&ConfigPod> {
+    pub(super) fn config(&self, uid: &PodUid) -> Option<&PodConfigFacts> {
         self.entries.get(uid)?.config.as_ref()
     }
 
     /// All configured pods, sorted by UID.
-    pub(super) fn configs(&self) -> impl Iterator<Item = (&PodUid, &ConfigPod)> {
+    pub(super) fn configs(&self) -> impl Iterator<Item = (&PodUid, &PodConfigFacts)> {
         let all = self.entries.iter();
         all.filter_map(|(uid, entry)| Some((uid, entry.config.as_ref()?)))
     }
@@ -135,12 +138,12 @@ impl Pods {
     }
 
     /// UIDs of configured pods of a kind, sorted.
-    pub(super) fn configured_that(&self, is: impl Fn(&ConfigPod) -> bool) -> Vec<PodUid> {
+    pub(super) fn configured_that(&self, is: impl Fn(&PodConfigFacts) -> bool) -> Vec<PodUid> {
         let wanted = self.configs().filter(|(_, pod)| is(pod));
         wanted.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Notes that a pod's record is about to be written. [`Pods::arrived`] follows for each.
+    /// Notes that a pod's record is about to be written. [`PodRegistry::arrived`] follows for each.
     pub(super) fn arrives(&mut self, uid: &PodUid) {
         self.change(uid, |entry| entry.arriving += 1);
     }
@@ -180,7 +183,7 @@ impl Pods {
     }
 
     /// UID of the pod in a slot; `None` if the slot is another pod's by now.
-    pub(super) fn uid(&self, handle: Handle) -> Option<PodUid> {
+    pub(super) fn uid(&self, handle: PodHandle) -> Option<PodUid> {
         self.table.identity(handle).map(|i| i.uid.clone())
     }
 
@@ -195,7 +198,7 @@ impl Pods {
     }
 
     /// The pods that count for admission and shares (LOOP-11), sorted by UID.
-    pub(super) fn active(&self) -> impl Iterator<Item = (&PodUid, &ConfigPod)> {
+    pub(super) fn active(&self) -> impl Iterator<Item = (&PodUid, &PodConfigFacts)> {
         self.entries.iter().filter_map(|(uid, entry)| {
             let config = entry.config.as_ref()?;
             entry.is_active(uid, &self.table).then_some((uid, config))
@@ -203,7 +206,7 @@ impl Pods {
     }
 
     /// The pod as a source has it, if it is active.
-    pub(super) fn active_config(&self, uid: &PodUid) -> Option<&ConfigPod> {
+    pub(super) fn active_config(&self, uid: &PodUid) -> Option<&PodConfigFacts> {
         let entry = self.entries.get(uid)?;
         let config = entry.config.as_ref()?;
         entry.is_active(uid, &self.table).then_some(config)
@@ -223,14 +226,14 @@ impl Pods {
     }
 
     /// Requests of all active pods together.
-    pub(super) fn asked(&self) -> Asked {
+    pub(super) fn asked(&self) -> PodRequestTotals {
         let sum = |qos, name: &str| {
             self.active()
                 .filter(|(_, pod)| pod.qos == qos)
                 .filter_map(|(_, pod)| pod.takes.requests.get(name))
                 .fold(0_i64, |sum, amount| sum.saturating_add(*amount))
         };
-        Asked {
+        PodRequestTotals {
             burstable_milli: sum(QosClass::Burstable, CPU),
             burstable_bytes: sum(QosClass::Burstable, MEMORY),
             guaranteed_bytes: sum(QosClass::Guaranteed, MEMORY),
@@ -241,10 +244,10 @@ impl Pods {
     pub(super) fn for_housekeeping<'a>(
         &self,
         uid: &'a PodUid,
-    ) -> Option<housekeeping::ConfigPod<'a>> {
+    ) -> Option<housekeeping::HousekeepingPod<'a>> {
         let entry = self.entries.get(uid)?;
         let config = entry.config.as_ref()?;
-        Some(housekeeping::ConfigPod {
+        Some(housekeeping::HousekeepingPod {
             uid,
             is_static: config.is_static,
             active: entry.is_active(uid, &self.table),
@@ -257,41 +260,49 @@ impl Pods {
     /// Hands an update to the pod's worker, which is made if there is none.
     ///
     /// - Errors: no slot is free.
-    pub(super) fn update(&mut self, update: WorkerUpdate<'_>, now: Mono) -> Result<(), TableFull> {
+    pub(super) fn update(
+        &mut self,
+        update: WorkerUpdate<'_>,
+        now: MonoTime,
+    ) -> Result<(), PodTableFull> {
         self.table.update(update, now).map(drop)
     }
 
     /// Has the pod synced, if it has a worker.
-    pub(super) fn resync(&mut self, uid: &PodUid, now: Mono) {
+    pub(super) fn resync(&mut self, uid: &PodUid, now: MonoTime) {
         self.table.resync(uid, now);
     }
 
     /// Takes the end of a worker's call.
-    pub(super) fn on_done(&mut self, handle: Handle, outcome: Outcome, now: Mono) {
+    pub(super) fn on_done(&mut self, handle: PodHandle, outcome: CallOutcome, now: MonoTime) {
         self.table.on_done(handle, outcome, now);
     }
 
     /// Wakes the pods that are due.
-    pub(super) fn on_timeout(&mut self, now: Mono) {
+    pub(super) fn on_timeout(&mut self, now: MonoTime) {
         let entries = &self.entries;
         let is_configured = |uid: &PodUid| entries.get(uid).is_some_and(|e| e.config.is_some());
         self.table.on_timeout(&is_configured, now);
     }
 
     /// Returns the next effect that a worker wants.
-    pub(super) fn poll_effect(&mut self, ages: &dyn StatusAge, now: Mono) -> Option<Effect> {
+    pub(super) fn poll_effect(
+        &mut self,
+        ages: &dyn StatusAge,
+        now: MonoTime,
+    ) -> Option<PodTableEffect> {
         self.table.poll_effect(ages, now)
     }
 
     /// Forgets workers that have ended and are no longer configured. Returns the state of each worker that is left.
-    pub(super) fn sync_known(&mut self) -> Vec<crate::logic::pod_table::Known> {
+    pub(super) fn sync_known(&mut self) -> Vec<crate::logic::pod_table::KnownPod> {
         let entries = &self.entries;
         let is_configured = |uid: &PodUid| entries.get(uid).is_some_and(|e| e.config.is_some());
         self.table.sync_known_pods(&is_configured)
     }
 
     /// Has the pod woken at `at`, when its active deadline passes.
-    pub(super) fn set_active_deadline(&mut self, handle: Handle, at: Mono) {
+    pub(super) fn set_active_deadline(&mut self, handle: PodHandle, at: MonoTime) {
         self.table.set_active_deadline(handle, Some(at));
     }
 
@@ -310,14 +321,19 @@ impl Pods {
     }
 
     /// Stores a status, unless it says nothing new or is illegal.
-    pub(super) fn set_status(&mut self, pod: &Pod, status: PodStatus, now: Wall) -> Update {
+    pub(super) fn set_status(
+        &mut self,
+        pod: &Pod,
+        status: PodStatus,
+        now: WallTime,
+    ) -> StatusVerdict {
         self.change(&pod.metadata.uid, |entry| {
             entry.status.set(pod, status, now)
         })
     }
 
     /// Stores the last status of a pod that is cleaned up (SM-10, DEL-03).
-    pub(super) fn finish_status(&mut self, pod: &Pod, now: Wall) -> Update {
+    pub(super) fn finish_status(&mut self, pod: &Pod, now: WallTime) -> StatusVerdict {
         self.change(&pod.metadata.uid, |entry| entry.status.finish(pod, now))
     }
 
@@ -371,8 +387,8 @@ impl Pods {
     }
 
     /// Returns a view of all that is known of pods, for the writer of statuses.
-    pub(super) const fn known(&self) -> Known<'_> {
-        Known {
+    pub(super) const fn known(&self) -> PodRegistryView<'_> {
+        PodRegistryView {
             entries: &self.entries,
             table: &self.table,
         }
@@ -381,7 +397,7 @@ impl Pods {
     // Starts.
 
     /// Notes that the pod is new and nothing of it runs: it is starting since `now`, if not since an earlier time.
-    pub(super) fn note_created(&mut self, uid: &PodUid, now: Mono) {
+    pub(super) fn note_created(&mut self, uid: &PodUid, now: MonoTime) {
         self.change(uid, |entry| {
             if entry.starting.is_none() {
                 entry.starting = Some(now);
@@ -391,13 +407,13 @@ impl Pods {
     }
 
     /// Notes that the pod is synced. Returns the time at which it became known if it is new and this is its first sync.
-    pub(super) fn take_unsynced(&mut self, uid: &PodUid) -> Option<Mono> {
+    pub(super) fn take_unsynced(&mut self, uid: &PodUid) -> Option<MonoTime> {
         self.change(uid, |entry| entry.unsynced.take())
     }
 
     /// Notes that the pod runs for the first time, or never will. Returns the time at which it became known; `None` if
     /// it ran before.
-    pub(super) fn take_start(&mut self, uid: &PodUid) -> Option<Mono> {
+    pub(super) fn take_start(&mut self, uid: &PodUid) -> Option<MonoTime> {
         self.change(uid, |entry| entry.starting.take())
     }
 
@@ -444,9 +460,9 @@ impl Pods {
         pod: &Pod,
         container: &Container,
         all: bool,
-        ended: Option<Mono>,
-        now: Mono,
-    ) -> Result<(), CrashLoop> {
+        ended: Option<MonoTime>,
+        now: MonoTime,
+    ) -> Result<(), CrashLoopWait> {
         let grant = match all {
             true => backoff::grant_restart_all,
             false => backoff::grant_start,
@@ -455,39 +471,43 @@ impl Pods {
     }
 
     /// The crash-loop delays, to be kept for the next agent.
-    pub(super) fn delays(&self) -> Vec<Record> {
+    pub(super) fn delays(&self) -> Vec<BackoffRecord> {
         self.crash_loop.records().to_vec()
     }
 
     /// Takes over delays of an agent before this one.
-    pub(super) fn restore_delays(&mut self, records: impl IntoIterator<Item = Record>, now: Mono) {
+    pub(super) fn restore_delays(
+        &mut self,
+        records: impl IntoIterator<Item = BackoffRecord>,
+        now: MonoTime,
+    ) {
         self.crash_loop.restore(records, now);
     }
 
     /// Drops delays that have run out.
-    pub(super) fn sweep_delays(&mut self, now: Mono) {
+    pub(super) fn sweep_delays(&mut self, now: MonoTime) {
         self.crash_loop.sweep(now);
     }
 
     // Counts.
 
     /// Pod counters.
-    pub(super) const fn totals(&self) -> Totals {
+    pub(super) const fn totals(&self) -> PodTotals {
         self.totals
     }
 
     /// Changes the counters.
-    pub(super) fn count(&mut self, count: impl FnOnce(&mut Totals)) {
+    pub(super) fn count(&mut self, count: impl FnOnce(&mut PodTotals)) {
         count(&mut self.totals);
     }
 
     /// Counts of pods, as of the last pass of housekeeping.
-    pub(super) const fn gauges(&self) -> Gauges {
+    pub(super) const fn gauges(&self) -> PodGauges {
         self.gauges
     }
 
     /// Takes the counts of housekeeping.
-    pub(super) const fn set_gauges(&mut self, gauges: Gauges) {
+    pub(super) const fn set_gauges(&mut self, gauges: PodGauges) {
         self.gauges = gauges;
     }
 
@@ -503,16 +523,16 @@ impl Pods {
 }
 
 /// A view of all that is known of pods.
-pub(super) struct Known<'a> {
+pub(super) struct PodRegistryView<'a> {
     entries: &'a BTreeMap<PodUid, PodEntry>,
     table: &'a PodTable,
 }
 
-impl<'a> Known<'a> {
+impl<'a> PodRegistryView<'a> {
     /// Facts of a pod for the writer of statuses, by the agent's own UID.
-    pub(super) fn truth(&self, uid: &PodUid) -> Option<Truth<'a>> {
+    pub(super) fn truth(&self, uid: &PodUid) -> Option<LocalPodState<'a>> {
         let status = &self.entries.get(uid)?.status;
-        Some(Truth {
+        Some(LocalPodState {
             status: status.get()?,
             version: status.version()?,
             finished: status.is_finished(),
@@ -521,7 +541,7 @@ impl<'a> Known<'a> {
     }
 
     /// The first configured pod of a kind.
-    pub(super) fn find(&self, is: impl Fn(&ConfigPod) -> bool) -> Option<&'a PodUid> {
+    pub(super) fn find(&self, is: impl Fn(&PodConfigFacts) -> bool) -> Option<&'a PodUid> {
         let mut all = self.entries.iter();
         all.find_map(|(uid, entry)| entry.config.as_ref().is_some_and(&is).then_some(uid))
     }

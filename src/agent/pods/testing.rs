@@ -2,10 +2,10 @@
 
 use alloc::collections::BTreeMap;
 
-use super::Pods;
+use super::PodRegistry;
 use crate::api::{PodStatus, PodUid};
 
-impl Pods {
+impl PodRegistry {
     /// All stored statuses, by UID.
     pub(in crate::agent) fn statuses(&self) -> BTreeMap<&PodUid, &PodStatus> {
         let stored = self.entries.iter();

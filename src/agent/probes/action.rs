@@ -15,9 +15,9 @@ use crate::{
 
 /// Action of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::agent) enum Action {
+pub(in crate::agent) enum PodProbeAction {
     /// Asks by way of the network.
-    Ask(probe::Action),
+    Ask(probe::ProbeAction),
     /// Runs a command in the container.
     Exec(Box<[String]>),
     /// Cannot be done, for this reason: the probe errs each time (PROBE-24).
@@ -25,11 +25,11 @@ pub(in crate::agent) enum Action {
 }
 
 /// Makes the action of the container's probe of that kind.
-pub(super) fn of(container: &Container, kind: ProbeKind) -> Action {
+pub(super) fn of(container: &Container, kind: ProbeKind) -> PodProbeAction {
     let probe = kind.of(container);
     probe
         .map_or_else(|| Err(missing(container)), |probe| make(container, probe))
-        .unwrap_or_else(|why| Action::Broken(why.to_string()))
+        .unwrap_or_else(|why| PodProbeAction::Broken(why.to_string()))
 }
 
 fn missing(container: &Container) -> PodError {
@@ -37,7 +37,7 @@ fn missing(container: &Container) -> PodError {
     PodError::Spec(format!("missing probe handler for container {name}"))
 }
 
-fn make(container: &Container, probe: &Probe) -> Result<Action, PodError> {
+fn make(container: &Container, probe: &Probe) -> Result<PodProbeAction, PodError> {
     if let Some(exec) = &probe.exec {
         // Values that are not written down in the spec count as empty.
         let value = |name: &str| {
@@ -49,17 +49,19 @@ fn make(container: &Container, probe: &Probe) -> Result<Action, PodError> {
             .iter()
             .map(|word| expansion::expand(word, value))
             .collect();
-        Ok(Action::Exec(words?))
+        Ok(PodProbeAction::Exec(words?))
     } else if let Some(get) = &probe.http_get {
-        Ok(Action::Ask(probe::Action::Http(http_get(container, get)?)))
+        Ok(PodProbeAction::Ask(probe::ProbeAction::Http(http_get(
+            container, get,
+        )?)))
     } else if let Some(tcp) = &probe.tcp_socket {
-        Ok(Action::Ask(probe::Action::Tcp {
+        Ok(PodProbeAction::Ask(probe::ProbeAction::Tcp {
             host: tcp.host.as_str().into(),
             port: resolve_port(container, &tcp.port)?,
         }))
     } else if let Some(grpc) = &probe.grpc {
         let port = u16::try_from(grpc.port).ok().filter(|port| *port > 0);
-        Ok(Action::Ask(probe::Action::Grpc {
+        Ok(PodProbeAction::Ask(probe::ProbeAction::Grpc {
             port: port
                 .ok_or_else(|| PodError::Spec(format!("invalid port number: {}", grpc.port)))?,
             service: grpc.service.as_deref().unwrap_or("").into(),
@@ -105,8 +107,9 @@ mod tests {
             }))
             .expect("container")
         };
-        let words = |words: &[&str]| Action::Exec(words.iter().map(|w| (*w).to_owned()).collect());
-        let ask = Action::Ask;
+        let words =
+            |words: &[&str]| PodProbeAction::Exec(words.iter().map(|w| (*w).to_owned()).collect());
+        let ask = PodProbeAction::Ask;
         for (probe, want) in [
             (
                 json!({"exec": {"command": ["$(A)", "[$(B)]", "$(C)", "$$(A)"]}}),
@@ -115,7 +118,7 @@ mod tests {
             (
                 json!({"httpGet": {"port": "web", "scheme": "HTTPS", "path": "a",
                     "httpHeaders": [{"name": "X", "value": "y"}]}}),
-                ask(probe::Action::Http(HttpGet {
+                ask(probe::ProbeAction::Http(HttpGet {
                     https: true,
                     host: "".into(),
                     port: 8080,
@@ -125,29 +128,29 @@ mod tests {
             ),
             (
                 json!({"tcpSocket": {"port": "81", "host": "h"}}),
-                ask(probe::Action::Tcp {
+                ask(probe::ProbeAction::Tcp {
                     host: "h".into(),
                     port: 81,
                 }),
             ),
             (
                 json!({"tcpSocket": {"port": "other"}}),
-                Action::Broken("port other not found".into()),
+                PodProbeAction::Broken("port other not found".into()),
             ),
             (
                 json!({"grpc": {"port": 82}}),
-                ask(probe::Action::Grpc {
+                ask(probe::ProbeAction::Grpc {
                     port: 82,
                     service: "".into(),
                 }),
             ),
             (
                 json!({"grpc": {"port": 0}}),
-                Action::Broken("invalid port number: 0".into()),
+                PodProbeAction::Broken("invalid port number: 0".into()),
             ),
             (
                 json!({}),
-                Action::Broken("missing probe handler for container c".into()),
+                PodProbeAction::Broken("missing probe handler for container c".into()),
             ),
         ] {
             let name = probe.to_string();

@@ -5,12 +5,16 @@ use core::{net::IpAddr, time::Duration};
 
 use smol::lock::{Semaphore, SemaphoreGuard};
 
-use super::{Action, Job, Probed, Turns, driver::Driver, passed};
+use super::{
+    PodProbeAction, ProbeJob, ProbeSlots, UnshownProbeResult, driver::ProbeDriver, passed,
+};
 use crate::{
-    agent::recorder::{About, Severity},
+    agent::recorder::{EventSeverity, EventSubject},
     api::{ContainerId, PodUid},
-    logic::probe::{Entry, Key, ProbeKind, ProbeResult, Settings, workers::bare},
-    probe::{Answer, MAX_TEXT_BYTES},
+    logic::probe::{
+        ProbeKind, ProbeResult, ProbeSettings, ProbeWorkerEntry, ProbeWorkerKey, workers::bare,
+    },
+    probe::{MAX_TEXT_BYTES, ProbeAnswer},
     runtime::RuntimeError,
 };
 
@@ -20,22 +24,22 @@ const TRIES: usize = 3;
 const MAX_OUTPUT_BYTES: usize = 10 * 1024;
 
 /// Target of a probe.
-pub(super) struct Target {
+pub(super) struct ProbeTarget {
     uid: PodUid,
     name: Box<str>,
     /// Instance, as the API names it and as the runtime does.
     container_id: Box<str>,
     id: ContainerId,
     ip: Option<IpAddr>,
-    settings: Settings,
-    job: Rc<Job>,
+    settings: ProbeSettings,
+    job: Rc<ProbeJob>,
 }
 
-impl Target {
+impl ProbeTarget {
     /// Makes the target of a pod's worker. `container_id`: the present instance, as the API names it.
     pub(super) fn of(
         uid: &PodUid,
-        entry: &Entry<Rc<Job>>,
+        entry: &ProbeWorkerEntry<Rc<ProbeJob>>,
         container_id: &str,
         ip: Option<IpAddr>,
     ) -> Self {
@@ -52,11 +56,11 @@ impl Target {
 }
 
 /// Probes, and hands the result to the loop.
-pub(super) async fn run(driver: &Driver, key: Key, target: Target) {
+pub(super) async fn run(driver: &ProbeDriver, key: ProbeWorkerKey, target: ProbeTarget) {
     let (probes, clock) = (&driver.probes, &driver.clock);
-    let of = |turns: &Turns| match &target.job.action {
-        Action::Exec(_) => Rc::clone(&turns.commands),
-        Action::Ask(_) | Action::Broken(_) => Rc::clone(&turns.connections),
+    let of = |turns: &ProbeSlots| match &target.job.action {
+        PodProbeAction::Exec(_) => Rc::clone(&turns.commands),
+        PodProbeAction::Ask(_) | PodProbeAction::Broken(_) => Rc::clone(&turns.connections),
     };
     let (of_pod, of_node) = (of(&target.job.turns), of(&probes.turns));
     let mut waited = false;
@@ -81,9 +85,9 @@ pub(super) async fn run(driver: &Driver, key: Key, target: Target) {
         return;
     }
     let success = match &answer {
-        Answer::Success | Answer::Warning(_) => Some(true),
-        Answer::Failure(_) => Some(false),
-        Answer::Error(_) => None,
+        ProbeAnswer::Success | ProbeAnswer::Warning(_) => Some(true),
+        ProbeAnswer::Failure(_) => Some(false),
+        ProbeAnswer::Error(_) => None,
     };
     if success != Some(false) {
         let took_ms = clock.now().since_ms(began);
@@ -106,7 +110,7 @@ pub(super) async fn run(driver: &Driver, key: Key, target: Target) {
             target.name,
             target.settings.kind
         );
-        let probed = Probed {
+        let probed = UnshownProbeResult {
             uid: target.uid,
             container_id: target.container_id,
             kind: target.settings.kind,
@@ -128,11 +132,11 @@ async fn take<'a>(turns: &'a Semaphore, waited: &mut bool) -> SemaphoreGuard<'a>
     }
 }
 
-async fn answer(driver: &Driver, target: &Target) -> Answer {
+async fn answer(driver: &ProbeDriver, target: &ProbeTarget) -> ProbeAnswer {
     let limit = Duration::from_secs(target.settings.timeout_s.into());
     let mut answer = once(driver, target, limit).await;
     for _ in 1..TRIES {
-        if !matches!(answer, Answer::Error(_)) {
+        if !matches!(answer, ProbeAnswer::Error(_)) {
             break;
         }
         answer = once(driver, target, limit).await;
@@ -140,49 +144,49 @@ async fn answer(driver: &Driver, target: &Target) -> Answer {
     answer
 }
 
-async fn once(driver: &Driver, target: &Target, limit: Duration) -> Answer {
+async fn once(driver: &ProbeDriver, target: &ProbeTarget, limit: Duration) -> ProbeAnswer {
     match &target.job.action {
-        Action::Broken(why) => Answer::Error(why.clone()),
-        Action::Ask(action) => {
+        PodProbeAction::Broken(why) => ProbeAnswer::Error(why.clone()),
+        PodProbeAction::Ask(action) => {
             let late = driver.probes.limits.at(driver.clock.now() + limit);
             driver.wire.ask(action, target.ip, limit, late).await
         }
-        Action::Exec(words) => {
+        PodProbeAction::Exec(words) => {
             let ran = driver
                 .runtime
                 .exec_sync(&target.id, words, Some(limit), MAX_OUTPUT_BYTES)
                 .await;
             match ran {
-                Ok(output) if output.exit_code == 0 => Answer::Success,
+                Ok(output) if output.exit_code == 0 => ProbeAnswer::Success,
                 Ok(output) => {
                     let mut text = output.stdout;
                     text.extend_from_slice(&output.stderr);
                     text.truncate(MAX_TEXT_BYTES);
-                    Answer::Failure(String::from_utf8_lossy(&text).into_owned())
+                    ProbeAnswer::Failure(String::from_utf8_lossy(&text).into_owned())
                 }
-                Err(RuntimeError::Timeout { after, .. }) => Answer::Failure(format!(
+                Err(RuntimeError::Timeout { after, .. }) => ProbeAnswer::Failure(format!(
                     "command timed out: {:?} timed out after {}s",
                     words.join(" "),
                     after.as_secs()
                 )),
-                Err(e) => Answer::Error(e.to_string()),
+                Err(e) => ProbeAnswer::Error(e.to_string()),
             }
         }
     }
 }
 
 /// The event of an answer that is not a plain success (EVT-17, EVT-18), as long as the pod has a worker.
-async fn tell(driver: &Driver, target: &Target, answer: Answer) {
+async fn tell(driver: &ProbeDriver, target: &ProbeTarget, answer: ProbeAnswer) {
     let kind = target.settings.kind;
     let (reason, text) = match answer {
-        Answer::Success => return,
-        Answer::Warning(text) => ("ProbeWarning", format!("{kind} probe warning: {text}")),
-        Answer::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
-        Answer::Error(text) => {
+        ProbeAnswer::Success => return,
+        ProbeAnswer::Warning(text) => ("ProbeWarning", format!("{kind} probe warning: {text}")),
+        ProbeAnswer::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
+        ProbeAnswer::Error(text) => {
             // An answer that cannot be read to its end is a failure to the kubelet's HTTP prober, which does not count either.
             let state = match &target.job.action {
-                Action::Ask(_) => "failure",
-                Action::Exec(_) | Action::Broken(_) => "unknown",
+                PodProbeAction::Ask(_) => "failure",
+                PodProbeAction::Exec(_) | PodProbeAction::Broken(_) => "unknown",
             };
             let text = format!("{kind} probe errored and resulted in {state} state: {text}");
             ("Unhealthy", text)
@@ -200,7 +204,7 @@ async fn tell(driver: &Driver, target: &Target, answer: Answer) {
     let Some((namespace, name)) = driver.agent.ask(move |agent| agent.name_of(&uid)).await else {
         return;
     };
-    let about = About {
+    let about = EventSubject {
         uid: &target.uid,
         namespace: &namespace,
         name: &name,
@@ -209,5 +213,5 @@ async fn tell(driver: &Driver, target: &Target, answer: Answer) {
     };
     driver
         .recorder
-        .about(about, Severity::Warning, reason, &text);
+        .about(about, EventSeverity::Warning, reason, &text);
 }

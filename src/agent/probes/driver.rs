@@ -6,15 +6,18 @@ use std::path::PathBuf;
 
 use smol::{LocalExecutor, future::FutureExt as _};
 
-use super::{Asked, Probed, Probes, Wire, ask, passed};
+use super::{NodeProbes, ProbeFuture, ProbeNetwork, UnshownProbeResult, ask, passed};
 use crate::{
     agent::{
-        asker::Asker, clock::Clock, complaints::Complaints, pod_store::PodStore,
-        recorder::Recorder, times::Times,
+        asker::AgentHandle, clock::Clock, complaints::Complaints, pod_store::PodStore,
+        recorder::EventRecorder, times::DateCorrector,
     },
-    api::{Mono, PodStatus, Wall},
+    api::{MonoTime, PodStatus, WallTime},
     logic::{
-        probe::{Key, Seen, SeenContainer, SeenState, Step, workers::bare},
+        probe::{
+            ProbePassStep, ProbeWorkerKey, ProbedContainer, ProbedContainerState, ProbedPod,
+            workers::bare,
+        },
         restart,
     },
     runtime::RuntimeService,
@@ -27,36 +30,36 @@ const SLACK: Duration = Duration::from_millis(100);
 
 /// State of a probed container, as the pod's status shows it.
 #[derive(Clone, Debug, Default)]
-pub(in crate::agent) struct ShownContainer {
+pub(in crate::agent) struct ProbedContainerStatus {
     /// The pod's phase is terminal.
     ended: bool,
     ip: Option<IpAddr>,
     /// Present address of the node.
     host: Option<IpAddr>,
     /// The present instance, if one was created.
-    instance: Option<Instance>,
+    instance: Option<ProbedInstance>,
 }
 
 /// An instance of a container, as the pod's status shows it.
 #[derive(Clone, Debug)]
-struct Instance {
+struct ProbedInstance {
     /// Id as the API has it.
     id: Box<str>,
-    state: InstanceState,
+    state: ProbedInstanceState,
     started: bool,
     ready: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum InstanceState {
+enum ProbedInstanceState {
     Waiting,
     /// Start of the instance, if it is known.
-    Running(Option<Wall>),
+    Running(Option<WallTime>),
     /// Exit code.
     Ended(i32),
 }
 
-impl ShownContainer {
+impl ProbedContainerStatus {
     /// Reads the container of this name from `status`. `host`: the present address of the node.
     pub(in crate::agent) fn of(status: &PodStatus, name: &str, host: IpAddr) -> Self {
         let all = status
@@ -69,12 +72,12 @@ impl ShownContainer {
             ended: status.phase.is_terminal(),
             ip: status.pod_ip.parse().ok(),
             host: Some(host),
-            instance: container.map(|c| Instance {
+            instance: container.map(|c| ProbedInstance {
                 id: c.container_id.as_str().into(),
                 state: match (&c.state.running, &c.state.terminated) {
-                    (Some(running), _) => InstanceState::Running(running.started_at),
-                    (None, Some(ended)) => InstanceState::Ended(ended.exit_code),
-                    (None, None) => InstanceState::Waiting,
+                    (Some(running), _) => ProbedInstanceState::Running(running.started_at),
+                    (None, Some(ended)) => ProbedInstanceState::Ended(ended.exit_code),
+                    (None, None) => ProbedInstanceState::Waiting,
                 },
                 started: c.started == Some(true),
                 ready: c.ready,
@@ -84,33 +87,33 @@ impl ShownContainer {
 }
 
 /// Driver of the probes, with its helpers.
-pub(in crate::agent) struct Driver {
+pub(in crate::agent) struct ProbeDriver {
     /// The probes.
-    pub(in crate::agent) probes: Rc<Probes>,
+    pub(in crate::agent) probes: Rc<NodeProbes>,
     pub(in crate::agent) clock: Rc<dyn Clock>,
     /// Moments of dates in statuses.
-    pub(in crate::agent) times: Rc<Times>,
+    pub(in crate::agent) times: Rc<DateCorrector>,
     /// Runtime in which commands run.
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     /// Network over which all other probes ask.
-    pub(in crate::agent) wire: Rc<dyn Wire>,
+    pub(in crate::agent) wire: Rc<dyn ProbeNetwork>,
     /// Asks the loop for the pods' statuses.
-    pub(in crate::agent) agent: Asker,
+    pub(in crate::agent) agent: AgentHandle,
     /// Store of the pods' specs.
     pub(in crate::agent) store: PodStore,
     /// Lane on which specs are read.
     pub(in crate::agent) disk: Lane,
     /// Recorder of the probes' events.
-    pub(in crate::agent) recorder: Rc<Recorder>,
+    pub(in crate::agent) recorder: Rc<EventRecorder>,
     /// Hands a result to the loop; `false`: the loop has ended.
-    pub(in crate::agent) tell: Box<dyn Fn(Probed) -> Asked<'static, bool>>,
+    pub(in crate::agent) tell: Box<dyn Fn(UnshownProbeResult) -> ProbeFuture<'static, bool>>,
     /// Log of what cannot be stored.
     pub(in crate::agent) complaints: Rc<Complaints>,
     /// Directory in which started and ready containers are stored, for the next agent.
     pub(in crate::agent) run_dir: PathBuf,
 }
 
-impl Driver {
+impl ProbeDriver {
     /// Reads the containers that an earlier agent of this boot stored.
     pub(in crate::agent) fn recall(&self) {
         passed::recall(&self.probes, &self.run_dir);
@@ -126,7 +129,7 @@ impl Driver {
             probes.limits.pass(now);
             for (key, shown) in this.due(now + SLACK).await {
                 let (step, probed) = this.pass(key, &shown, now).await;
-                if step == Step::Ask {
+                if step == ProbePassStep::Ask {
                     match this.target(key, &shown) {
                         Some(target) => {
                             let this = Rc::clone(&this);
@@ -144,13 +147,13 @@ impl Driver {
             }
             let due = probes.workers.borrow().next_due();
             let due = due.into_iter().chain(probes.limits.next()).min();
-            let due = due.unwrap_or(Mono(u64::MAX));
+            let due = due.unwrap_or(MonoTime(u64::MAX));
             probes.limits.rest.until(due).or(clock.until(due)).await;
         }
     }
 
     /// The workers that are due, each with the state of its container. One question for all of them.
-    async fn due(&self, now: Mono) -> Vec<(Key, ShownContainer)> {
+    async fn due(&self, now: MonoTime) -> Vec<(ProbeWorkerKey, ProbedContainerStatus)> {
         let mut wanted = Vec::new();
         {
             let mut workers = self.probes.workers.borrow_mut();
@@ -172,7 +175,11 @@ impl Driver {
     }
 
     /// The worker's present target.
-    fn target(&self, key: Key, shown: &ShownContainer) -> Option<ask::Target> {
+    fn target(
+        &self,
+        key: ProbeWorkerKey,
+        shown: &ProbedContainerStatus,
+    ) -> Option<ask::ProbeTarget> {
         let workers = self.probes.workers.borrow();
         let (uid, entry) = workers.entry(key)?;
         let id = &shown.instance.as_ref()?.id;
@@ -181,54 +188,61 @@ impl Driver {
             true => shown.host,
             false => shown.ip,
         };
-        Some(ask::Target::of(uid, entry, id, ip))
+        Some(ask::ProbeTarget::of(uid, entry, id, ip))
     }
 
     /// Runs one pass of a worker, by what the status shows.
-    async fn pass(&self, key: Key, shown: &ShownContainer, now: Mono) -> (Step, Option<Probed>) {
+    async fn pass(
+        &self,
+        key: ProbeWorkerKey,
+        shown: &ProbedContainerStatus,
+        now: MonoTime,
+    ) -> (ProbePassStep, Option<UnshownProbeResult>) {
         let state = shown.instance.as_ref().map(|instance| instance.state);
         let restarts = match state {
-            Some(InstanceState::Ended(code)) => self.restarts(key, code).await,
+            Some(ProbedInstanceState::Ended(code)) => self.restarts(key, code).await,
             _ => true,
         };
         let mut workers = self.probes.workers.borrow_mut();
         let Some((uid, entry)) = workers.entry(key) else {
-            return (Step::End, None);
+            return (ProbePassStep::End, None);
         };
         let (uid, kind) = (uid.clone(), entry.worker.settings().kind);
-        let seen = Seen {
+        let seen = ProbedPod {
             ended: shown.ended,
-            container: shown.instance.as_ref().map(|c| SeenContainer {
+            container: shown.instance.as_ref().map(|c| ProbedContainer {
                 id: bare(&c.id),
                 state: match c.state {
-                    InstanceState::Running(started_at) => {
+                    ProbedInstanceState::Running(started_at) => {
                         let started = started_at.map_or(now, |at| self.times.moment(at));
                         let age_s = (now - started).as_secs();
-                        SeenState::Running {
+                        ProbedContainerState::Running {
                             age_s: u32::try_from(age_s).unwrap_or(u32::MAX),
                             adopted: workers.is_adopted(started),
                         }
                     }
-                    InstanceState::Ended(code) => SeenState::Ended(code),
-                    InstanceState::Waiting => SeenState::Waiting,
+                    ProbedInstanceState::Ended(code) => ProbedContainerState::Ended(code),
+                    ProbedInstanceState::Waiting => ProbedContainerState::Waiting,
                 },
                 started: c.started,
                 ready: c.ready,
             }),
         };
         let (step, news) = workers.pass(key, &seen, |_| restarts, now);
-        let probed = news.zip(shown.instance.as_ref()).map(|(result, c)| Probed {
-            uid,
-            container_id: c.id.clone(),
-            kind,
-            result,
-        });
+        let probed = news
+            .zip(shown.instance.as_ref())
+            .map(|(result, c)| UnshownProbeResult {
+                uid,
+                container_id: c.id.clone(),
+                kind,
+                result,
+            });
         (step, probed)
     }
 
     /// Returns true if the pod's record says that another instance follows; read once an instance. A record that cannot
     /// be read ends nothing.
-    async fn restarts(&self, key: Key, exit_code: i32) -> bool {
+    async fn restarts(&self, key: ProbeWorkerKey, exit_code: i32) -> bool {
         let (uid, name) = match self.probes.workers.borrow().entry(key) {
             Some((uid, entry)) if !entry.worker.knows_restarts() => {
                 (uid.clone(), entry.container.clone())

@@ -10,43 +10,43 @@ use core::{
 };
 
 use crate::{
-    agent::{clock::Alarm, waker_set::WakerSet},
-    api::Mono,
+    agent::{clock::TimerFuture, waker_set::WakerSet},
+    api::MonoTime,
 };
 
 /// Deadlines that the driver keeps.
 ///
 /// - Shape: one for each connection that is open.
 #[derive(Debug, Default)]
-pub(super) struct Limits {
-    waiting: RefCell<BTreeMap<(Mono, u64), Waker>>,
+pub(super) struct ProbeDeadlines {
+    waiting: RefCell<BTreeMap<(MonoTime, u64), Waker>>,
     number: Cell<u64>,
-    pub(super) rest: Rest,
+    pub(super) rest: ProbeDriverRest,
 }
 
 /// The driver's rest.
 #[derive(Debug, Default)]
-pub(super) struct Rest {
-    /// End of the rest; [`Mono`]'s least while the driver does not rest.
-    until: Cell<Mono>,
+pub(super) struct ProbeDriverRest {
+    /// End of the rest; [`MonoTime`]'s least while the driver does not rest.
+    until: Cell<MonoTime>,
     moved: Cell<bool>,
     waiters: WakerSet,
 }
 
-impl Rest {
+impl ProbeDriverRest {
     /// Ends the rest: the driver looks at everything before it rests again.
     pub(super) fn end(&self) {
-        self.until.set(Mono(0));
+        self.until.set(MonoTime(0));
     }
 
     /// Rests until `due`. Resolves when the driver is wanted sooner.
-    pub(super) async fn until(&self, due: Mono) {
+    pub(super) async fn until(&self, due: MonoTime) {
         self.until.set(due);
         self.waiters.until(|| self.moved.take().then_some(())).await;
     }
 
     /// Ends the rest if `due` comes before its end.
-    pub(super) fn sooner(&self, due: Mono) {
+    pub(super) fn sooner(&self, due: MonoTime) {
         if due < self.until.get() {
             self.moved.set(true);
             self.waiters.wake_all();
@@ -54,12 +54,12 @@ impl Rest {
     }
 }
 
-impl Limits {
+impl ProbeDeadlines {
     /// Resolves once the driver has found that `deadline` is over.
-    pub(super) fn at(self: &Rc<Self>, deadline: Mono) -> Alarm {
+    pub(super) fn at(self: &Rc<Self>, deadline: MonoTime) -> TimerFuture {
         let number = self.number.get();
         self.number.set(number.wrapping_add(1));
-        Box::pin(Limit {
+        Box::pin(ProbeDeadline {
             all: Rc::clone(self),
             key: (deadline, number),
             waits: false,
@@ -67,13 +67,13 @@ impl Limits {
     }
 
     /// The first deadline.
-    pub(super) fn next(&self) -> Option<Mono> {
+    pub(super) fn next(&self) -> Option<MonoTime> {
         let waiting = self.waiting.borrow();
         waiting.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// Ends the deadlines that are over.
-    pub(super) fn pass(&self, now: Mono) {
+    pub(super) fn pass(&self, now: MonoTime) {
         loop {
             let mut waiting = self.waiting.borrow_mut();
             let first = waiting.first_entry().filter(|e| e.key().0 <= now);
@@ -86,13 +86,13 @@ impl Limits {
     }
 }
 
-struct Limit {
-    all: Rc<Limits>,
-    key: (Mono, u64),
+struct ProbeDeadline {
+    all: Rc<ProbeDeadlines>,
+    key: (MonoTime, u64),
     waits: bool,
 }
 
-impl Future for Limit {
+impl Future for ProbeDeadline {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -111,7 +111,7 @@ impl Future for Limit {
     }
 }
 
-impl Drop for Limit {
+impl Drop for ProbeDeadline {
     fn drop(&mut self) {
         self.all.waiting.borrow_mut().remove(&self.key);
     }
@@ -125,22 +125,22 @@ mod tests {
 
     #[test]
     fn limits() {
-        let all = Rc::new(Limits::default());
+        let all = Rc::new(ProbeDeadlines::default());
         block_on(async {
-            let (mut first, mut second) = (all.at(Mono(5)), all.at(Mono(5)));
-            let mut third = all.at(Mono(9));
+            let (mut first, mut second) = (all.at(MonoTime(5)), all.at(MonoTime(5)));
+            let mut third = all.at(MonoTime(9));
             assert_eq!(all.next(), None, "nobody waits yet");
             for limit in [&mut third, &mut first, &mut second] {
                 assert_eq!(poll_once(limit).await, None);
             }
-            assert_eq!(all.next(), Some(Mono(5)));
-            all.pass(Mono(4));
+            assert_eq!(all.next(), Some(MonoTime(5)));
+            all.pass(MonoTime(4));
             assert_eq!(poll_once(&mut first).await, None);
             drop(second);
-            all.pass(Mono(5));
+            all.pass(MonoTime(5));
             assert_eq!(poll_once(&mut first).await, Some(()));
             assert_eq!(poll_once(&mut third).await, None);
-            assert_eq!(all.next(), Some(Mono(9)));
+            assert_eq!(all.next(), Some(MonoTime(9)));
             drop(third);
             assert_eq!(all.next(), None);
         });
@@ -148,22 +148,25 @@ mod tests {
 
     #[test]
     fn what_comes_sooner_ends_the_rest() {
-        let all = Rc::new(Limits::default());
+        let all = Rc::new(ProbeDeadlines::default());
         block_on(async {
-            let mut rest = Box::pin(all.rest.until(Mono(10)));
+            let mut rest = Box::pin(all.rest.until(MonoTime(10)));
             assert_eq!(poll_once(&mut rest).await, None);
-            let mut later = all.at(Mono(10));
+            let mut later = all.at(MonoTime(10));
             assert_eq!(poll_once(&mut later).await, None);
             assert_eq!(poll_once(&mut rest).await, None);
-            let mut sooner = all.at(Mono(9));
+            let mut sooner = all.at(MonoTime(9));
             assert_eq!(poll_once(&mut sooner).await, None);
             assert_eq!(poll_once(&mut rest).await, Some(()));
         });
         all.rest.end();
         block_on(async {
             // At work: it looks at all limits before it rests.
-            assert_eq!(poll_once(&mut all.at(Mono(1))).await, None);
-            assert_eq!(poll_once(Box::pin(all.rest.until(Mono(10)))).await, None);
+            assert_eq!(poll_once(&mut all.at(MonoTime(1))).await, None);
+            assert_eq!(
+                poll_once(Box::pin(all.rest.until(MonoTime(10)))).await,
+                None
+            );
         });
     }
 }

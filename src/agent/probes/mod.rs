@@ -13,7 +13,7 @@
 //! go with its end. No probe has a thread, and none holds up another: only commands in containers take turns, for each
 //! costs a run of the OCI runtime. A pod has only some of these turns, so that its slow commands are in its own way
 //! first. A probe that has to wait puts its own next one off, so that a machine that is behind gets no further behind;
-//! [`Probes::figures`] says how many did.
+//! [`NodeProbes::figures`] says how many did.
 
 mod action;
 mod ask;
@@ -32,16 +32,19 @@ use core::{
 
 use smol::lock::Semaphore;
 
-pub(super) use action::{Action, http_get};
-pub(super) use driver::{Driver, ShownContainer};
+pub(super) use action::{PodProbeAction, http_get};
+pub(super) use driver::{ProbeDriver, ProbedContainerStatus};
 
-use limits::Limits;
+use limits::ProbeDeadlines;
 
-use super::clock::Alarm;
+use super::clock::TimerFuture;
 use crate::{
-    api::{Mono, Pod, PodStatus, PodUid, Wall},
-    logic::probe::{Entry, Kept, NodeFigures, ProbeFigures, ProbeKind, ProbeResult, Workers},
-    probe::{Answer, HttpGet, Prober, Unanswered, http::Hooked},
+    api::{MonoTime, Pod, PodStatus, PodUid, WallTime},
+    logic::probe::{
+        NodeProbeFigures, ProbeFigures, ProbeKind, ProbeResult, ProbeWorkerEntry, ProbeWorkers,
+        WorkersToKeep,
+    },
+    probe::{HttpGet, ProbeAnswer, Prober, UnansweredRequest, http::HookOutcome},
 };
 
 /// Commands in containers that run at a time. Each start takes a core for about 14 ms; more only wait for one another, fewer
@@ -54,34 +57,34 @@ const MAX_CONNECTIONS: usize = 256;
 /// Connections of one pod's probes that are open at a time.
 const MAX_CONNECTIONS_OF_POD: usize = 32;
 /// An answer on its way.
-pub(super) type Asked<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+pub(super) type ProbeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// The seam to the network: the simulator has one of its own.
-pub(super) trait Wire {
+pub(super) trait ProbeNetwork {
     /// [`Prober::ask`].
     fn ask<'a>(
         &'a self,
-        action: &'a crate::probe::Action,
+        action: &'a crate::probe::ProbeAction,
         ip: Option<IpAddr>,
         limit: Duration,
-        late: Alarm,
-    ) -> Asked<'a, Answer>;
+        late: TimerFuture,
+    ) -> ProbeFuture<'a, ProbeAnswer>;
     /// [`crate::probe::http::hook`].
     fn hook<'a>(
         &'a self,
         get: &'a HttpGet,
         ip: Option<IpAddr>,
-    ) -> Asked<'a, Result<Hooked, Unanswered>>;
+    ) -> ProbeFuture<'a, Result<HookOutcome, UnansweredRequest>>;
 }
 
-impl Wire for Prober {
+impl ProbeNetwork for Prober {
     fn ask<'a>(
         &'a self,
-        action: &'a crate::probe::Action,
+        action: &'a crate::probe::ProbeAction,
         ip: Option<IpAddr>,
         limit: Duration,
-        late: Alarm,
-    ) -> Asked<'a, Answer> {
+        late: TimerFuture,
+    ) -> ProbeFuture<'a, ProbeAnswer> {
         Box::pin(Self::ask(self, action, ip, limit, late))
     }
 
@@ -89,14 +92,14 @@ impl Wire for Prober {
         &'a self,
         get: &'a HttpGet,
         ip: Option<IpAddr>,
-    ) -> Asked<'a, Result<Hooked, Unanswered>> {
+    ) -> ProbeFuture<'a, Result<HookOutcome, UnansweredRequest>> {
         Box::pin(crate::probe::http::hook(self, get, ip))
     }
 }
 
 /// A decisive result that the status does not show yet.
 #[derive(Clone, Debug)]
-pub(super) struct Probed {
+pub(super) struct UnshownProbeResult {
     /// Pod.
     pub(super) uid: PodUid,
     /// Instance, as the API names it.
@@ -108,22 +111,22 @@ pub(super) struct Probed {
 }
 
 /// Action of a probe, and the bounds for it.
-struct Job {
-    action: Action,
+struct ProbeJob {
+    action: PodProbeAction,
     /// Places of the pod.
-    turns: Turns,
+    turns: ProbeSlots,
     /// Set if the pod is in the host's network.
     in_host: bool,
 }
 
 /// Places for probes that are under way.
 #[derive(Clone)]
-struct Turns {
+struct ProbeSlots {
     commands: Rc<Semaphore>,
     connections: Rc<Semaphore>,
 }
 
-impl Turns {
+impl ProbeSlots {
     fn new(commands: usize, connections: usize) -> Self {
         Self {
             commands: Rc::new(Semaphore::new(commands)),
@@ -133,22 +136,22 @@ impl Turns {
 }
 
 /// The probes of this node: their workers, and the places that bound how many are under way. At most three workers a container
-/// of each pod. A pod's sync makes them, its end takes them away; [`Driver`] drives them.
-pub(super) struct Probes {
-    workers: RefCell<Workers<Rc<Job>>>,
-    limits: Rc<Limits>,
-    turns: Turns,
+/// of each pod. A pod's sync makes them, its end takes them away; [`ProbeDriver`] drives them.
+pub(super) struct NodeProbes {
+    workers: RefCell<ProbeWorkers<Rc<ProbeJob>>>,
+    limits: Rc<ProbeDeadlines>,
+    turns: ProbeSlots,
     late: Cell<u64>,
     seed: Cell<u64>,
 }
 
-impl Probes {
+impl NodeProbes {
     /// Makes the probes of a node, none yet.
-    pub(super) fn new(now: Mono, wall: Wall) -> Self {
+    pub(super) fn new(now: MonoTime, wall: WallTime) -> Self {
         Self {
-            workers: RefCell::new(Workers::new(now)),
+            workers: RefCell::new(ProbeWorkers::new(now)),
             limits: Rc::default(),
-            turns: Turns::new(MAX_COMMANDS, MAX_CONNECTIONS),
+            turns: ProbeSlots::new(MAX_COMMANDS, MAX_CONNECTIONS),
             late: Cell::new(0),
             // Spreads load; no secret.
             seed: Cell::new(now.0 ^ wall.0.unsigned_abs()),
@@ -156,12 +159,12 @@ impl Probes {
     }
 
     /// Makes the workers that a pod does not have yet (SYNC-12). Returns whether some were made.
-    pub(super) fn add(&self, pod: &Pod, now: Mono) -> bool {
+    pub(super) fn add(&self, pod: &Pod, now: MonoTime) -> bool {
         let turns = OnceCell::new();
         let turns =
-            || turns.get_or_init(|| Turns::new(MAX_COMMANDS_OF_POD, MAX_CONNECTIONS_OF_POD));
+            || turns.get_or_init(|| ProbeSlots::new(MAX_COMMANDS_OF_POD, MAX_CONNECTIONS_OF_POD));
         let job = |container: &crate::api::Container, kind| {
-            Rc::new(Job {
+            Rc::new(ProbeJob {
                 action: action::of(container, kind),
                 turns: turns().clone(),
                 in_host: pod.spec.host_network,
@@ -176,16 +179,18 @@ impl Probes {
     /// Notes that the containers of a pod are being stopped: only its readiness goes on, and the probes of sidecars
     /// (SYNC-20).
     pub(super) fn stopping(&self, uid: &PodUid) {
-        self.workers.borrow_mut().stop(uid, Kept::WhileStopping);
+        self.workers
+            .borrow_mut()
+            .stop(uid, WorkersToKeep::WhileStopping);
     }
 
     /// Removes the workers of a pod without running containers (SYNC-22).
     pub(super) fn remove(&self, uid: &PodUid) {
-        self.workers.borrow_mut().stop(uid, Kept::None);
+        self.workers.borrow_mut().stop(uid, WorkersToKeep::None);
     }
 
     /// Drops the workers of pods that have no containers (CLEAN-03).
-    pub(super) fn retain(&self, is_kept: impl Fn(&PodUid) -> bool, now: Mono) {
+    pub(super) fn retain(&self, is_kept: impl Fn(&PodUid) -> bool, now: MonoTime) {
         self.workers.borrow_mut().retain(is_kept, now);
     }
 
@@ -193,14 +198,14 @@ impl Probes {
     pub(super) fn with<T>(
         &self,
         uid: &PodUid,
-        read: impl FnOnce(&dyn crate::logic::probe::Probes) -> T,
+        read: impl FnOnce(&dyn crate::logic::probe::ProbeResults) -> T,
     ) -> T {
         read(&self.workers.borrow().of(uid))
     }
 
     /// Takes note of a generated status: containers that are started and not known to be ready are probed at once
     /// (PROBE-13).
-    pub(super) fn generated(&self, uid: &PodUid, status: &PodStatus, now: Mono) {
+    pub(super) fn generated(&self, uid: &PodUid, status: &PodStatus, now: MonoTime) {
         if self.workers.borrow_mut().trigger(uid, status, now) {
             self.wake();
         }
@@ -213,9 +218,9 @@ impl Probes {
     pub(super) fn figures(
         &self,
         name_of: impl Fn(&PodUid) -> Option<(Box<str>, Box<str>)>,
-    ) -> NodeFigures {
+    ) -> NodeProbeFigures {
         let workers = self.workers.borrow();
-        let figures = |(uid, entry): (&PodUid, &Entry<Rc<Job>>)| {
+        let figures = |(uid, entry): (&PodUid, &ProbeWorkerEntry<Rc<ProbeJob>>)| {
             let (namespace, pod) = name_of(uid)?;
             Some(ProbeFigures {
                 namespace,
@@ -227,7 +232,7 @@ impl Probes {
                 took: entry.took.clone(),
             })
         };
-        NodeFigures {
+        NodeProbeFigures {
             probes: workers.iter().filter_map(figures).collect(),
             late: self.late.get(),
             commands: MAX_COMMANDS.saturating_sub(self.turns.commands.available_permits()),
@@ -255,7 +260,7 @@ impl Probes {
 #[cfg(test)]
 mod testing {
     //! Looks for tests.
-    impl super::Probes {
+    impl super::NodeProbes {
         /// Workers there are.
         pub(in crate::agent) fn count(&self) -> usize {
             self.workers.borrow().iter().count()

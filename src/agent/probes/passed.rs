@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::Probes;
+use super::NodeProbes;
 use crate::{
     agent::{
         complaints::Complaints,
@@ -24,20 +24,20 @@ const RECORD: BootRecord = BootRecord {
 };
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Stored {
+struct StoredProbeResults {
     /// Digests of instances.
     ready: Vec<u64>,
     started: Vec<u64>,
 }
 
 /// Writes the record. Failing costs no more than a pod that is not ready for a moment, so it is only logged.
-pub(super) fn save(probes: &Probes, run: &Path, complaints: &Complaints) {
+pub(super) fn save(probes: &NodeProbes, run: &Path, complaints: &Complaints) {
     let workers = probes.workers.borrow();
     let of = |kind| {
         let named = workers.passed().filter(move |(k, _)| *k == kind);
         named.map(|(_, instance)| instance).collect()
     };
-    let stored = Stored {
+    let stored = StoredProbeResults {
         ready: of(ProbeKind::Readiness),
         started: of(ProbeKind::Startup),
     };
@@ -47,8 +47,8 @@ pub(super) fn save(probes: &Probes, run: &Path, complaints: &Complaints) {
 }
 
 /// Reads the record that an earlier agent of this boot stored. An unreadable one is logged and forgotten.
-pub(super) fn recall(probes: &Probes, run: &Path) {
-    if let Some(Stored { ready, started }) = RECORD.recall(run, &boot_id()) {
+pub(super) fn recall(probes: &NodeProbes, run: &Path) {
+    if let Some(StoredProbeResults { ready, started }) = RECORD.recall(run, &boot_id()) {
         let ready = ready.into_iter().map(|i| (ProbeKind::Readiness, i));
         let started = started.into_iter().map(|i| (ProbeKind::Startup, i));
         let all = ready.chain(started);

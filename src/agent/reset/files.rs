@@ -36,7 +36,7 @@ const LOCK: &str = "picolet.lock";
 
 /// A path that could not be removed, and why.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum KeptError {
+pub(super) enum RemovalError {
     #[error("{}", .0.display())]
     Io(PathBuf, #[source] io::Error),
     /// A volume could not be unmounted. Nothing below it is deleted: the data behind a mount belongs to somebody else.
@@ -45,13 +45,13 @@ pub(super) enum KeptError {
 }
 
 /// Makes the error of a `path` that stays.
-fn kept(path: &Path) -> impl FnOnce(io::Error) -> KeptError {
+fn kept(path: &Path) -> impl FnOnce(io::Error) -> RemovalError {
     let path = path.to_owned();
-    move |e| KeptError::Io(path, e)
+    move |e| RemovalError::Io(path, e)
 }
 
 /// Unmounts and removes the run directory; the backend has removed most of it.
-pub(super) fn remove_run(run: &Path) -> Result<(), KeptError> {
+pub(super) fn remove_run(run: &Path) -> Result<(), RemovalError> {
     let mut result = Ok(());
     for name in names(run) {
         let path = run.join(name);
@@ -88,11 +88,11 @@ pub(super) fn is_locked(dir: &Path) -> bool {
 }
 
 /// Removes the agent's own entries of the root directory, and the directory itself if nothing else is there.
-pub(super) fn remove_root(root: &Path, images: bool) -> Result<(), KeptError> {
+pub(super) fn remove_root(root: &Path, images: bool) -> Result<(), RemovalError> {
     let pods = root.join("pods");
     let mounts = mount::mounts_below(&pods).map_err(kept(&pods))?;
     if let Some(first) = mounts.into_iter().next() {
-        return Err(KeptError::Mounted(first));
+        return Err(RemovalError::Mounted(first));
     }
     let mut result = Ok(());
     let own = entries(images).chain([LOCK]);
@@ -109,7 +109,7 @@ pub(super) fn remove_root(root: &Path, images: bool) -> Result<(), KeptError> {
 }
 
 /// Removes the log directories of pods and the links to logs that are gone.
-pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), KeptError> {
+pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), RemovalError> {
     let mut result = Ok(());
     for path in log_dirs(pods) {
         let gone = remove(&path).map_err(kept(&path));
@@ -145,7 +145,7 @@ pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), KeptError> {
 /// The log directories of pods.
 pub(super) fn log_dirs(pods: &Path) -> Vec<PathBuf> {
     let all: Vec<String> = names(pods).collect();
-    let nobodys = |_: &PodUid| gc::Fate::ContentRemovable;
+    let nobodys = |_: &PodUid| gc::PodGcState::ContentRemovable;
     let own = gc::removable_log_dirs(all.iter().map(String::as_str), &nobodys, true);
     own.into_iter().map(|name| pods.join(name)).collect()
 }

@@ -22,7 +22,8 @@ use std::{
 use smol::{LocalExecutor, Timer, future::FutureExt as _};
 
 use super::{
-    backends, executor::join_all, neighbours, pod_store::PodStore, run, start_error::StartError,
+    backends, executor::join_all, neighbours, pod_store::PodStore, run,
+    start_error::AgentStartError,
 };
 use crate::{
     api::{
@@ -30,12 +31,12 @@ use crate::{
         cri::{CgroupDriver, PodRuntimeStatus},
     },
     cgroup::{CgroupError, Cgroups, SYSTEMD_SOCKET, Slices},
-    config::{Config, Endpoints},
+    config::{AgentConfig, RuntimeEndpoints},
     error::chain,
-    image::pull::Settings,
+    image::pull::PullSettings,
     logic::{cgroup::CgroupTree, kill, static_pod},
     runtime::{
-        Logs, RuntimeError, RuntimeService,
+        LogRetention, RuntimeError, RuntimeService,
         runc::{self, Runc, apparmor, cni, store_images::StoreImages},
     },
     sys::{clock, lane::Lane, proc},
@@ -49,7 +50,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
 /// Options of a reset.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Choice {
+pub struct ResetOptions {
     /// Set if images stay.
     pub keep_images: bool,
     /// Most seconds that a pod gets to end.
@@ -58,14 +59,14 @@ pub struct Choice {
 
 /// A reset that is looked at: nothing is locked, made or removed.
 #[derive(Clone)]
-pub struct Reset {
-    pub(crate) cfg: Config,
-    choice: Choice,
+pub struct ResetPlan {
+    pub(crate) cfg: AgentConfig,
+    choice: ResetOptions,
 }
 
 /// A reset that may begin: no agent uses these directories, and none can start until it is over.
-pub struct Locked {
-    reset: Reset,
+pub struct LockedReset {
+    reset: ResetPlan,
     _locks: [fs::File; 2],
     _neighbours: Vec<fs::File>,
 }
@@ -81,19 +82,19 @@ pub enum ResetError {
     Dir(PathBuf, #[source] io::Error),
 }
 
-impl From<StartError> for ResetError {
-    fn from(error: StartError) -> Self {
+impl From<AgentStartError> for ResetError {
+    fn from(error: AgentStartError) -> Self {
         Self::Refused(chain(&error))
     }
 }
 
-impl Reset {
+impl ResetPlan {
     /// Makes the reset of everything that the agent with the flags `words` made.
     ///
     /// # Errors
     /// The flags or the configuration are wrong, or this is not root.
-    pub fn new(words: Vec<OsString>, choice: Choice) -> Result<Self, ResetError> {
-        let Some(loaded) = run::configure(words, run::CalledAs::Picolet)? else {
+    pub fn new(words: Vec<OsString>, choice: ResetOptions) -> Result<Self, ResetError> {
+        let Some(loaded) = run::configure(words, run::ProgramName::Picolet)? else {
             let why = "--help is no flag of this command";
             return Err(ResetError::Refused(why.into()));
         };
@@ -132,7 +133,7 @@ impl Reset {
     ///
     /// # Errors
     /// An agent or a kubelet uses what would be removed, or the directories cannot be used.
-    pub fn lock(mut self, wait: bool) -> Result<Locked, ResetError> {
+    pub fn lock(mut self, wait: bool) -> Result<LockedReset, ResetError> {
         for dir in [&mut self.cfg.dirs.root, &mut self.cfg.dirs.run] {
             let real = fs::create_dir_all(&*dir).and_then(|()| fs::canonicalize(&*dir));
             *dir = real.map_err(|e| ResetError::Dir(dir.clone(), e))?;
@@ -147,7 +148,7 @@ impl Reset {
             let locks = run::lock_dirs(&self.cfg).map_err(ResetError::from);
             match locks.and_then(|locks| Ok((locks, claim()?))) {
                 Ok((locks, neighbours)) => {
-                    return Ok(Locked {
+                    return Ok(LockedReset {
                         reset: self,
                         _locks: locks,
                         _neighbours: neighbours,
@@ -160,7 +161,7 @@ impl Reset {
     }
 }
 
-impl Locked {
+impl LockedReset {
     /// Removes everything.
     ///
     /// Errors: the things that could not be removed, one line each; the rest was tried.
@@ -169,10 +170,10 @@ impl Locked {
     }
 }
 
-impl Reset {
+impl ResetPlan {
     async fn remove_all(&self) -> Result<(), Vec<String>> {
         let cfg = &self.cfg;
-        let mut left = Left::default();
+        let mut left = UnremovedItems::default();
         match self.cgroups() {
             Ok(cgroups) => {
                 left.note("containers", self.remove_runtime(cgroups.clone()).await);
@@ -242,7 +243,7 @@ impl Reset {
         let lane = Lane::start("disk").map_err(|e| failed(&e))?;
         // The backend needs images only to make containers.
         let store = cfg.dirs.run.join("no-images");
-        let opened = StoreImages::open(store, Settings::default(), lane.clone(), lane.clone());
+        let opened = StoreImages::open(store, PullSettings::default(), lane.clone(), lane.clone());
         let images = opened.await.map_err(|e| failed(&e))?;
         Runc::open(settings, Box::new(images), lane, cgroups).await
     }
@@ -250,13 +251,13 @@ impl Reset {
     /// Ends and removes all pods of a runtime that another program runs; its images stay.
     async fn empty_runtime(
         &self,
-        endpoints: &Endpoints,
+        endpoints: &RuntimeEndpoints,
         cgroups: Cgroups,
     ) -> Result<(), RuntimeError> {
         let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
         let disk = Lane::start("disk").map_err(|e| failed(&e))?;
         let executor = Rc::new(LocalExecutor::new());
-        let tools = backends::Tools {
+        let tools = backends::BackendTools {
             executor: &executor,
             disk,
             host: runc::host::facts(&cgroups),
@@ -266,7 +267,9 @@ impl Reset {
             let runtime = backends::open_endpoint(&self.cfg, endpoints, &tools).await?;
             for pod in self.end_pods(&*runtime).await? {
                 for container in &pod.containers {
-                    runtime.remove_container(&container.id, Logs::Go).await?;
+                    runtime
+                        .remove_container(&container.id, LogRetention::Go)
+                        .await?;
                 }
                 for sandbox in &pod.sandboxes {
                     runtime.remove_pod_sandbox(&sandbox.id).await?;
@@ -347,7 +350,7 @@ impl Reset {
 }
 
 /// The groups of pods and of shims. The groups of a runtime may have been made by either cgroup driver.
-fn groups(cfg: &Config) -> Vec<String> {
+fn groups(cfg: &AgentConfig) -> Vec<String> {
     let root = &cfg.cgroup.tree.root;
     let tree = |driver| {
         let root = root.clone();
@@ -363,9 +366,9 @@ fn groups(cfg: &Config) -> Vec<String> {
 
 /// Things that could not be removed, one line each.
 #[derive(Default)]
-struct Left(Vec<String>);
+struct UnremovedItems(Vec<String>);
 
-impl Left {
+impl UnremovedItems {
     fn note<E: Error>(&mut self, what: &str, removed: Result<(), E>) {
         if let Err(e) = removed {
             self.0.push(format!("{what}: {}", chain(&e)));
@@ -375,7 +378,7 @@ impl Left {
 
 /// Reason why volumes stay.
 #[derive(Debug, thiserror::Error)]
-enum VolumesError {
+enum VolumeRemovalError {
     /// The volumes that exist are not known.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -383,7 +386,7 @@ enum VolumesError {
     Volume(#[from] VolumeError),
 }
 
-fn remove_volumes(cfg: &Config) -> Result<(), VolumesError> {
+fn remove_volumes(cfg: &AgentConfig) -> Result<(), VolumeRemovalError> {
     if !cfg.dirs.pods().exists() {
         return Ok(());
     }
@@ -393,7 +396,7 @@ fn remove_volumes(cfg: &Config) -> Result<(), VolumesError> {
         let gone = volumes
             .tear_down(&uid)
             .and_then(|()| volumes.remove_pod_dir(&uid));
-        let gone = gone.map_err(VolumesError::from);
+        let gone = gone.map_err(VolumeRemovalError::from);
         result = result.and(gone);
     }
     result

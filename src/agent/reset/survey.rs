@@ -6,7 +6,7 @@ use super::{files, groups};
 use crate::{
     api::PodUid,
     cgroup::Cgroups,
-    config::Config,
+    config::AgentConfig,
     runtime::{
         log_links::LogLinks,
         runc::{self, apparmor},
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Lists the things that a reset would remove, one thing a line, pods first; empty if there are none.
-pub(super) fn lines(cfg: &Config, keep_images: bool) -> Vec<String> {
+pub(super) fn lines(cfg: &AgentConfig, keep_images: bool) -> Vec<String> {
     let dirs = &cfg.dirs;
     let mut lines = pods(cfg);
     if let Ok(cgroups) = Cgroups::detect() {
@@ -73,7 +73,7 @@ pub(super) fn lines(cfg: &Config, keep_images: bool) -> Vec<String> {
 }
 
 /// Lists the pods that have a sandbox or a directory.
-fn pods(cfg: &Config) -> Vec<String> {
+fn pods(cfg: &AgentConfig) -> Vec<String> {
     let mut known: BTreeMap<PodUid, Option<String>> = BTreeMap::new();
     for name in files::names(&cfg.dirs.pods()) {
         known.insert(PodUid::new(name), None);

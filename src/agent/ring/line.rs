@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    agent::{core::Purpose, probes::Probed, views::ApiAnswer},
-    api::{Mono, Pod, pod_status::Phase},
+    agent::{core::LoadPurpose, probes::UnshownProbeResult, views::ApiAnswer},
+    api::{MonoTime, Pod, pod_status::PodPhase},
     logic::{
-        pod_table::Start,
-        pod_worker::{Call, Outcome, UpdateKind},
+        pod_table::CallStart,
+        pod_worker::{CallOutcome, UpdateKind, WorkerCall},
         probe::{ProbeKind, ProbeResult},
-        work_queue::Retry,
+        work_queue::RetryCause,
     },
 };
 
@@ -19,27 +19,27 @@ pub(super) const MAX_TEXT_BYTES: usize = 320;
 
 /// A line of a dump after its header; exactly one of `heard` and `done` is set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::agent) struct Line {
+pub(in crate::agent) struct RecordedLine {
     /// Milliseconds since the machine was switched on.
     pub(in crate::agent) t: u64,
     /// Input of the loop.
     #[serde(rename = "in", default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::agent) heard: Option<Heard>,
+    pub(in crate::agent) heard: Option<RecordedEvent>,
     /// Output of the loop.
     #[serde(rename = "out", default, skip_serializing_if = "Option::is_none")]
-    pub(in crate::agent) done: Option<Made>,
+    pub(in crate::agent) done: Option<RecordedEffect>,
 }
 
 /// An input of the loop.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::agent) enum Heard {
+pub(in crate::agent) enum RecordedEvent {
     /// A pod is new in its source.
-    Add(Seen),
+    Add(RecordedPod),
     /// A pod changed in its source, deletion included.
-    Update(Seen),
+    Update(RecordedPod),
     /// Only the status of a pod differs in its source.
-    Reconcile(Seen),
+    Reconcile(RecordedPod),
     /// A pod is no longer in its source.
     Remove { pod: String },
     /// A local command: end the pod and start it anew.
@@ -74,7 +74,7 @@ pub(in crate::agent) enum Heard {
     /// from the report before.
     Conditions { runtime: bool, network: bool },
     /// A call of a worker reported a step.
-    Step(Stepped),
+    Step(RecordedStep),
     /// A probe's result has changed.
     Probed {
         pod: String,
@@ -100,7 +100,7 @@ pub(in crate::agent) enum Heard {
         pod: String,
         /// `done`, `terminal`, `canceled`, `failed`, `networkNotReady`, `backOff`.
         outcome: String,
-        /// End of the back-off, milliseconds as in [`Line::t`].
+        /// End of the back-off, milliseconds as in [`RecordedLine::t`].
         until_ms: Option<u64>,
     },
     /// A local command: end the agent, with `all` every pod first.
@@ -116,7 +116,7 @@ pub(in crate::agent) enum Heard {
 /// A step that a call of a worker reports. The pod is empty if its slot is another pod's by now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::agent) struct Stepped {
+pub(in crate::agent) struct RecordedStep {
     pub(in crate::agent) pod: String,
     /// `begun`, `outcomeKept`, `limited`, `unlimited`, `probed`, `sandboxUp`, `restarts`, `started`, `stopping`, `killed`, `stopped`,
     /// `cleanedUp`.
@@ -127,7 +127,7 @@ pub(in crate::agent) struct Stepped {
     /// Container, with `restarts` and `started`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) container: Option<String>,
-    /// Earliest time of the start, with `restarts`, milliseconds as in [`Line::t`]. Without it the start is at once.
+    /// Earliest time of the start, with `restarts`, milliseconds as in [`RecordedLine::t`]. Without it the start is at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) until_ms: Option<u64>,
     /// With `begun`: the cause for which no container may start, `runtime`, `name`, `network` or `clock`. With
@@ -139,7 +139,7 @@ pub(in crate::agent) struct Stepped {
 /// A pod as its source has it, as far as the loop decides by it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::agent) struct Seen {
+pub(in crate::agent) struct RecordedPod {
     pub(in crate::agent) pod: String,
     /// `namespace/name`.
     pub(in crate::agent) name: String,
@@ -160,7 +160,7 @@ pub(in crate::agent) struct Seen {
 /// An output of the loop.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::agent) enum Made {
+pub(in crate::agent) enum RecordedEffect {
     /// A call of a worker began.
     #[serde(rename_all = "camelCase")]
     Start {
@@ -190,7 +190,7 @@ pub(in crate::agent) enum Made {
     Housekeeping,
 }
 
-impl Seen {
+impl RecordedPod {
     /// Takes the facts of `pod` that a dump tells.
     pub(in crate::agent) fn of(pod: &Pod, is_static: bool) -> Self {
         let meta = &pod.metadata;
@@ -209,7 +209,7 @@ impl Seen {
     }
 }
 
-impl Stepped {
+impl RecordedStep {
     /// Makes a step of a call of this pod.
     pub(in crate::agent) fn of(pod: &str, step: &str) -> Self {
         Self {
@@ -220,7 +220,7 @@ impl Stepped {
     }
 
     /// Makes a step with the phase that the pod's status has from now on.
-    pub(in crate::agent) fn to(pod: &Pod, step: &str, phase: Phase) -> Self {
+    pub(in crate::agent) fn to(pod: &Pod, step: &str, phase: PodPhase) -> Self {
         Self {
             phase: Some(phase.as_str().into()),
             ..Self::of(&pod.metadata.uid, step)
@@ -234,7 +234,7 @@ impl Stepped {
     }
 
     /// Adds the earliest time of the start.
-    pub(in crate::agent) fn until(mut self, until: Option<Mono>) -> Self {
+    pub(in crate::agent) fn until(mut self, until: Option<MonoTime>) -> Self {
         self.until_ms = until.map(|until| until.0);
         self
     }
@@ -246,19 +246,19 @@ impl Stepped {
     }
 }
 
-impl Heard {
+impl RecordedEvent {
     /// Makes the input for a record that could not be written.
     pub(in crate::agent) fn unrecorded(pod: &str) -> Self {
         Self::Unrecorded { pod: cut(pod) }
     }
 
     /// Makes the input for a record that could not be read.
-    pub(in crate::agent) fn unread(pod: &str, wanted: &Purpose) -> Self {
+    pub(in crate::agent) fn unread(pod: &str, wanted: &LoadPurpose) -> Self {
         let wanted = match wanted {
-            Purpose::Create => "create",
-            Purpose::Show(..) => "show",
-            Purpose::Image => "image",
-            Purpose::Evict => "evict",
+            LoadPurpose::Create => "create",
+            LoadPurpose::Show(..) => "show",
+            LoadPurpose::Image => "image",
+            LoadPurpose::Evict => "evict",
         };
         Self::Unread {
             pod: cut(pod),
@@ -267,7 +267,7 @@ impl Heard {
     }
 
     /// Makes the input for a probe's result.
-    pub(in crate::agent) fn probed(probed: &Probed) -> Self {
+    pub(in crate::agent) fn probed(probed: &UnshownProbeResult) -> Self {
         Self::Probed {
             pod: cut(probed.uid.as_str()),
             id: cut(&probed.container_id),
@@ -287,14 +287,14 @@ impl Heard {
     }
 
     /// Makes the input for the end of a call.
-    pub(in crate::agent) fn done(pod: &str, outcome: Outcome) -> Self {
+    pub(in crate::agent) fn done(pod: &str, outcome: CallOutcome) -> Self {
         let (word, until) = match outcome {
-            Outcome::Done => ("done", None),
-            Outcome::Terminal => ("terminal", None),
-            Outcome::Canceled => ("canceled", None),
-            Outcome::Failed(Retry::Error) => ("failed", None),
-            Outcome::Failed(Retry::NetworkNotReady) => ("networkNotReady", None),
-            Outcome::Failed(Retry::BackOff(until)) => ("backOff", Some(until.0)),
+            CallOutcome::Done => ("done", None),
+            CallOutcome::Terminal => ("terminal", None),
+            CallOutcome::Canceled => ("canceled", None),
+            CallOutcome::Failed(RetryCause::Error) => ("failed", None),
+            CallOutcome::Failed(RetryCause::NetworkNotReady) => ("networkNotReady", None),
+            CallOutcome::Failed(RetryCause::BackOff(until)) => ("backOff", Some(until.0)),
         };
         Self::Done {
             pod: cut(pod),
@@ -304,14 +304,14 @@ impl Heard {
     }
 }
 
-impl Made {
+impl RecordedEffect {
     /// Makes the output for the begin of a call.
-    pub(in crate::agent) fn start(pod: &str, start: &Start) -> Self {
+    pub(in crate::agent) fn start(pod: &str, start: &CallStart) -> Self {
         let (call, grace_s) = match start.call {
-            Call::Sync => ("sync", None),
-            Call::Terminating { grace_s } => ("terminating", grace_s),
-            Call::TerminatingRuntime => ("terminatingRuntime", None),
-            Call::Terminated => ("terminated", None),
+            WorkerCall::Sync => ("sync", None),
+            WorkerCall::Terminating { grace_s } => ("terminating", grace_s),
+            WorkerCall::TerminatingRuntime => ("terminatingRuntime", None),
+            WorkerCall::Terminated => ("terminated", None),
         };
         Self::Start {
             pod: cut(pod),

@@ -13,13 +13,13 @@ use alloc::{rc::Rc, sync::Arc};
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
     error::chain,
-    kube::csr::{self, KeyError, Subject},
+    kube::csr::{self, CertificateSubject, KeyError},
     logic::fnv::fnv1a,
     net::{
-        serving::{Authorities, Shown},
+        serving::{ClientAuthorities, ServingCertificateSlot},
         tls::TlsError,
     },
-    server::network::Access,
+    server::network::AccessControl,
     sys::{file, lane::Lane},
 };
 
@@ -29,16 +29,16 @@ const LOOK: Duration = Duration::from_secs(60);
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// Digest of the files that were read: an equal number means that nothing has changed.
-type Seen = u64;
+type FilesDigest = u64;
 
-fn seen(texts: [&[u8]; 2]) -> Seen {
+fn seen(texts: [&[u8]; 2]) -> FilesDigest {
     let all = texts.iter().flat_map(|text| text.iter().copied());
     fnv1a(all)
 }
 
 /// Reason why a certificate, or the CAs of clients, cannot be used. The owner of the files mends them.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::agent) enum FileError {
+pub(in crate::agent) enum ServingFileError {
     #[error("authentication.x509.clientCAFile: cannot read {}", .0.display())]
     NoAuthorities(PathBuf, #[source] io::Error),
     #[error("authentication.x509.clientCAFile: {}", .0.display())]
@@ -65,47 +65,51 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     file::read_start(path, MAX_FILE_BYTES)
 }
 
-fn read_authorities(path: &Path) -> Result<Vec<u8>, FileError> {
-    read(path).map_err(|e| FileError::NoAuthorities(path.to_owned(), e))
+fn read_authorities(path: &Path) -> Result<Vec<u8>, ServingFileError> {
+    read(path).map_err(|e| ServingFileError::NoAuthorities(path.to_owned(), e))
 }
 
 /// Tools for looking at files again and again.
-pub(super) struct Looker {
+pub(super) struct CertificatePoller {
     pub(super) clock: Rc<dyn Clock>,
     pub(super) disk: Lane,
     pub(super) complaints: Rc<Complaints>,
 }
 
-impl Looker {
+impl CertificatePoller {
     /// Waits for a minute, and reads with `read`.
     async fn look<T: Send + 'static>(
         &self,
-        read: impl FnOnce() -> Result<T, FileError> + Send + 'static,
-    ) -> Result<T, FileError> {
+        read: impl FnOnce() -> Result<T, ServingFileError> + Send + 'static,
+    ) -> Result<T, ServingFileError> {
         self.clock.until(self.clock.now() + LOOK).await;
         self.disk.run(read).await
     }
 }
 
 /// Trusts the CAs in a file.
-pub(super) fn trust(path: &Path, access: &Access) -> Result<Seen, FileError> {
+pub(super) fn trust(path: &Path, access: &AccessControl) -> Result<FilesDigest, ServingFileError> {
     take_authorities(path, &read_authorities(path)?, access)
 }
 
-fn take_authorities(path: &Path, text: &[u8], access: &Access) -> Result<Seen, FileError> {
-    let authorities = Authorities::read(text);
-    let authorities = authorities.map_err(|e| FileError::Authorities(path.to_owned(), e))?;
+fn take_authorities(
+    path: &Path,
+    text: &[u8],
+    access: &AccessControl,
+) -> Result<FilesDigest, ServingFileError> {
+    let authorities = ClientAuthorities::read(text);
+    let authorities = authorities.map_err(|e| ServingFileError::Authorities(path.to_owned(), e))?;
     access.trust(Arc::new(authorities));
     Ok(seen([text, b""]))
 }
 
 /// Looks at the file of CAs again and again.
 pub(super) fn trust_again(
-    looker: Rc<Looker>,
+    looker: Rc<CertificatePoller>,
     path: PathBuf,
-    access: Rc<Access>,
-) -> impl AsyncFnOnce(Seen) {
-    async move |mut before: Seen| loop {
+    access: Rc<AccessControl>,
+) -> impl AsyncFnOnce(FilesDigest) {
+    async move |mut before: FilesDigest| loop {
         let file = path.clone();
         match looker.look(move || read_authorities(&file)).await {
             Ok(text) if seen([&text, b""]) == before => {}
@@ -122,37 +126,42 @@ pub(super) fn trust_again(
 }
 
 /// A certificate and its key.
-type Files = (PathBuf, PathBuf);
+type CertificateFiles = (PathBuf, PathBuf);
 
 /// Shows the certificate in a pair of files.
-pub(super) fn show(files: &Files, shown: &Shown) -> Result<Seen, FileError> {
+pub(super) fn show(
+    files: &CertificateFiles,
+    shown: &ServingCertificateSlot,
+) -> Result<FilesDigest, ServingFileError> {
     let pair = read_pair(files)?;
     take_pair(files, &pair, shown)
 }
 
-fn read_pair((certificate, key): &Files) -> Result<(Vec<u8>, Vec<u8>), FileError> {
-    let read = |path: &Path| read(path).map_err(|e| FileError::NoPair(path.to_owned(), e));
+fn read_pair(
+    (certificate, key): &CertificateFiles,
+) -> Result<(Vec<u8>, Vec<u8>), ServingFileError> {
+    let read = |path: &Path| read(path).map_err(|e| ServingFileError::NoPair(path.to_owned(), e));
     Ok((read(certificate)?, read(key)?))
 }
 
 fn take_pair(
-    (path, _): &Files,
+    (path, _): &CertificateFiles,
     (certificate, key): &(Vec<u8>, Vec<u8>),
-    shown: &Shown,
-) -> Result<Seen, FileError> {
+    shown: &ServingCertificateSlot,
+) -> Result<FilesDigest, ServingFileError> {
     shown
         .show(certificate, key)
-        .map_err(|e| FileError::Pair(path.clone(), e))?;
+        .map_err(|e| ServingFileError::Pair(path.clone(), e))?;
     Ok(seen([certificate, key]))
 }
 
 /// Looks at the pair again and again.
 pub(super) fn show_again(
-    looker: Rc<Looker>,
-    files: Files,
-    shown: Arc<Shown>,
-) -> impl AsyncFnOnce(Seen) {
-    async move |mut before: Seen| loop {
+    looker: Rc<CertificatePoller>,
+    files: CertificateFiles,
+    shown: Arc<ServingCertificateSlot>,
+) -> impl AsyncFnOnce(FilesDigest) {
+    async move |mut before: FilesDigest| loop {
         let asked = files.clone();
         match looker.look(move || read_pair(&asked)).await {
             Ok(pair) if seen([&pair.0, &pair.1]) == before => {}
@@ -171,7 +180,12 @@ pub(super) fn show_again(
 
 /// Shows the certificate of this node's own, and makes one at the first start. A key alone counts as no pair: a power
 /// cut has left it there. A certificate alone has been in use, and its key was taken away: that is an error.
-pub(super) fn own(dir: &Path, name: &str, ips: &[IpAddr], shown: &Shown) -> Result<(), FileError> {
+pub(super) fn own(
+    dir: &Path,
+    name: &str,
+    ips: &[IpAddr],
+    shown: &ServingCertificateSlot,
+) -> Result<(), ServingFileError> {
     let files = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
     let is_there = |path: &Path| match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => false,
@@ -180,26 +194,26 @@ pub(super) fn own(dir: &Path, name: &str, ips: &[IpAddr], shown: &Shown) -> Resu
     match (is_there(&files.0), is_there(&files.1)) {
         (true, true) => {}
         (false, _) => {
-            let subject = Subject {
+            let subject = CertificateSubject {
                 common_name: name.to_owned(),
                 dns_names: vec![name.to_owned()],
                 ips: ips.to_vec(),
-                ..Subject::default()
+                ..CertificateSubject::default()
             };
             let (certificate, key) = csr::self_signed(&subject)?;
             write(dir, &files, &certificate, &key)
-                .map_err(|e| FileError::Unkept(dir.to_owned(), e))?;
+                .map_err(|e| ServingFileError::Unkept(dir.to_owned(), e))?;
             log::info!("made the serving certificate {}", files.0.display());
         }
         (true, false) => {
             let (there, missing) = files;
-            return Err(FileError::Half { there, missing });
+            return Err(ServingFileError::Half { there, missing });
         }
     }
     show(&files, shown).map(|_| ())
 }
 
-fn write(dir: &Path, files: &Files, certificate: &str, key: &str) -> io::Result<()> {
+fn write(dir: &Path, files: &CertificateFiles, certificate: &str, key: &str) -> io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o755)
@@ -221,12 +235,12 @@ mod tests {
     use super::*;
     use crate::{image::testing::Scratch, sys::file::watched};
 
-    fn start(dir: &Path) -> Result<(), FileError> {
+    fn start(dir: &Path) -> Result<(), ServingFileError> {
         own(
             dir,
             "board",
             &[IpAddr::from([10, 0, 0, 7])],
-            &Shown::default(),
+            &ServingCertificateSlot::default(),
         )
     }
 
@@ -276,7 +290,7 @@ mod tests {
         fs::remove_file(certificate).expect("removed");
         // A pair of the operator is never made.
         let pair = (certificate.clone(), key.clone());
-        let why = chain(&show(&pair, &Shown::default()).expect_err("half"));
+        let why = chain(&show(&pair, &ServingCertificateSlot::default()).expect_err("half"));
         assert!(
             why.contains("cannot read") && why.contains("kubelet.crt"),
             "{why}"

@@ -15,36 +15,39 @@ use std::path::PathBuf;
 
 use smol::LocalExecutor;
 
-pub(super) use reviews::Reviews;
+pub(super) use reviews::ApiserverReviews;
 
-use certificates::{FileError, Looker};
+use certificates::{CertificatePoller, ServingFileError};
 
-use super::{clock::Clock, complaints::Complaints, node::NodeFacts, tasks::Task};
+use super::{clock::Clock, complaints::Complaints, node::MachineFacts, tasks::AgentTask};
 use crate::{
-    config::{ServerConfig, ServingCertificate},
+    config::{ServerConfig, ServingCertificateSource},
     net::{
-        serving::{self, Offer, Shown},
+        serving::{self, ServingCertificateSlot, TlsOffer},
         tls::TlsError,
     },
     server::{
-        backend::Backend,
+        backend::ServerBackend,
         healthz,
-        network::{Access, AccessSettings, Authorization, Network, Reviewer, Settings},
+        network::{
+            AccessControl, AccessSettings, AuthorizationMode, NetworkServer, NetworkServerSettings,
+            Reviewer,
+        },
     },
     sys::lane::Lane,
 };
 
 /// Shows the certificate that the apiserver's signer issues.
-pub(super) type Issued = Box<dyn FnOnce(Arc<Shown>) -> Task>;
+pub(super) type IssuedCertificateSource = Box<dyn FnOnce(Arc<ServingCertificateSlot>) -> AgentTask>;
 
 /// Parts of the server.
-pub(super) struct Parts<'a> {
+pub(super) struct ServingInputs<'a> {
     /// Configuration of the server.
     pub(super) cfg: &'a ServerConfig,
     /// Directory for a certificate of the server's own.
     pub(super) cert_dir: PathBuf,
     /// Facts of the node that the certificate names.
-    pub(super) node: Rc<NodeFacts>,
+    pub(super) node: Rc<MachineFacts>,
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
     /// Lane on which files are read.
@@ -52,11 +55,11 @@ pub(super) struct Parts<'a> {
     /// Warnings about files that cannot be used.
     pub(super) complaints: Rc<Complaints>,
     /// Asks the apiserver about clients; `None`: there is no apiserver.
-    pub(super) reviews: Option<Reviews>,
+    pub(super) reviews: Option<ApiserverReviews>,
     /// Shows an issued certificate, if the configuration wants one.
-    pub(super) issued: Issued,
+    pub(super) issued: IssuedCertificateSource,
     /// The agent that is served.
-    pub(super) backend: Rc<dyn Backend>,
+    pub(super) backend: Rc<dyn ServerBackend>,
 }
 
 /// Reason why nothing can be served over the network. The operator mends it.
@@ -66,33 +69,33 @@ pub(super) enum ServingError {
     #[error("TLS as configured cannot be spoken")]
     Offer(#[from] TlsError),
     #[error(transparent)]
-    File(#[from] FileError),
+    File(#[from] ServingFileError),
 }
 
 /// Tasks of the server, and the server itself.
-pub(super) struct Served {
+pub(super) struct PreparedServing {
     /// Tasks to be run.
-    pub(super) tasks: Vec<Task>,
+    pub(super) tasks: Vec<AgentTask>,
     /// Server for connections that are made otherwise; `None`: nothing is served over the network.
-    pub(super) network: Option<Rc<Network>>,
+    pub(super) network: Option<Rc<NetworkServer>>,
 }
 
 /// Makes all that serves over the network. Reads, and at the first start writes, a few small files.
 pub(super) fn prepare(
-    parts: Parts<'_>,
+    parts: ServingInputs<'_>,
     executor: &Rc<LocalExecutor<'static>>,
-) -> Result<Served, ServingError> {
-    let mut tasks: Vec<Task> = Vec::new();
+) -> Result<PreparedServing, ServingError> {
+    let mut tasks: Vec<AgentTask> = Vec::new();
     let cfg = parts.cfg;
     if let Some(address) = cfg.healthz {
         tasks.push(Box::pin(healthz::serve(address, Rc::clone(executor))));
     }
     let Some(listen) = cfg.listen else {
         let network = None;
-        return Ok(Served { tasks, network });
+        return Ok(PreparedServing { tasks, network });
     };
-    let shown = Arc::new(Shown::default());
-    let offer = Offer {
+    let shown = Arc::new(ServingCertificateSlot::default());
+    let offer = TlsOffer {
         cipher_suites: cfg.cipher_suites.clone(),
         curves: cfg.curves.clone(),
         only_1_3: cfg.only_1_3,
@@ -102,31 +105,31 @@ pub(super) fn prepare(
     let reviewer = parts
         .reviews
         .map(|reviews| Box::new(reviews) as Box<dyn Reviewer>);
-    let looker = Rc::new(Looker {
+    let looker = Rc::new(CertificatePoller {
         clock: parts.clock,
         disk: parts.disk,
         complaints: parts.complaints,
     });
     let authorization = match cfg.authorization {
-        Some((yes, no)) => Authorization::Webhook(yes, no),
-        None => Authorization::AlwaysAllow,
+        Some((yes, no)) => AuthorizationMode::Webhook(yes, no),
+        None => AuthorizationMode::AlwaysAllow,
     };
     let settings = AccessSettings {
         tokens: cfg.tokens,
         anonymous: cfg.anonymous,
         authorization,
     };
-    let access = Rc::new(Access::new(settings, reviewer));
+    let access = Rc::new(AccessControl::new(settings, reviewer));
     if let Some(path) = &cfg.client_ca {
         let trusted = certificates::trust(path, &access)?;
         let again = certificates::trust_again(Rc::clone(&looker), path.clone(), Rc::clone(&access));
         tasks.push(Box::pin(again(trusted)));
     }
     match &cfg.certificate {
-        ServingCertificate::Requested => {
+        ServingCertificateSource::Requested => {
             tasks.push((parts.issued)(shown));
         }
-        ServingCertificate::SelfSigned => {
+        ServingCertificateSource::SelfSigned => {
             certificates::own(
                 &parts.cert_dir,
                 &parts.node.name,
@@ -134,20 +137,20 @@ pub(super) fn prepare(
                 &shown,
             )?;
         }
-        ServingCertificate::Files(certificate, key) => {
+        ServingCertificateSource::Files(certificate, key) => {
             let files = (certificate.clone(), key.clone());
             let seen = certificates::show(&files, &shown)?;
             let again = certificates::show_again(looker, files, shown);
             tasks.push(Box::pin(again(seen)));
         }
     }
-    let settings = Settings {
+    let settings = NetworkServerSettings {
         listen,
         debugging: cfg.debugging,
     };
-    let network = Rc::new(Network::new(settings, tls, access, parts.backend));
+    let network = Rc::new(NetworkServer::new(settings, tls, access, parts.backend));
     let serve = Rc::clone(&network).serve(Rc::clone(executor));
     tasks.push(Box::pin(serve));
     let network = Some(network);
-    Ok(Served { tasks, network })
+    Ok(PreparedServing { tasks, network })
 }

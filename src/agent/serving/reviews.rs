@@ -5,11 +5,11 @@ use alloc::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::{
-    api::order::Gather as _,
-    kube::{Api, KubeError, KubeLanes, api::Reply},
+    api::order::GatherExt as _,
+    kube::{KubeApi, KubeError, KubeLanes, api::ApiResult},
     server::{
-        http::Identity,
-        network::{Question, ReviewError, Reviewed, Reviewer},
+        http::UserIdentity,
+        network::{AccessQuestion, ReviewError, ReviewReply, Reviewer},
     },
 };
 
@@ -17,7 +17,7 @@ use crate::{
 const MAX_WORDS: usize = 1000;
 
 /// Asks the apiserver on the lanes of the cluster.
-pub(in crate::agent) struct Reviews {
+pub(in crate::agent) struct ApiserverReviews {
     /// The way to the apiserver.
     pub(in crate::agent) lanes: KubeLanes,
     /// Returns true while the apiserver answers no request.
@@ -26,10 +26,10 @@ pub(in crate::agent) struct Reviews {
     pub(in crate::agent) node: String,
 }
 
-impl Reviews {
+impl ApiserverReviews {
     async fn ask(
         &self,
-        job: impl FnOnce(&dyn Api) -> Reply<Value> + Send + 'static,
+        job: impl FnOnce(&dyn KubeApi) -> ApiResult<Value> + Send + 'static,
     ) -> Result<Value, ReviewError> {
         let asked = self.lanes.work(job).await;
         // While the apiserver answers no request, asking again is in vain and keeps other questions waiting (OFF-05).
@@ -44,8 +44,8 @@ fn failed(e: &KubeError, is_away: bool) -> ReviewError {
     }
 }
 
-impl Reviewer for Reviews {
-    fn who_is(&self, token: String) -> Reviewed<'_, Option<Identity>> {
+impl Reviewer for ApiserverReviews {
+    fn who_is(&self, token: String) -> ReviewReply<'_, Option<UserIdentity>> {
         Box::pin(async move {
             let body = token_review(&token);
             let review = self.ask(move |api| api.review_token(body.as_bytes()));
@@ -53,7 +53,7 @@ impl Reviewer for Reviews {
         })
     }
 
-    fn may(&self, question: Question) -> Reviewed<'_, bool> {
+    fn may(&self, question: AccessQuestion) -> ReviewReply<'_, bool> {
         Box::pin(async move {
             let body = access_review(&question, &self.node);
             let review = self.ask(move |api| api.review_access(body.as_bytes()));
@@ -71,8 +71,8 @@ fn token_review(token: &str) -> String {
     .to_string()
 }
 
-fn access_review(question: &Question, node: &str) -> String {
-    let Question {
+fn access_review(question: &AccessQuestion, node: &str) -> String {
+    let AccessQuestion {
         user,
         verb,
         subresource,
@@ -96,7 +96,7 @@ fn access_review(question: &Question, node: &str) -> String {
 /// Takes the user that a review names; `None`: the token is no user's.
 ///
 /// - Errors: the apiserver could not tell, which says nothing of the token.
-fn identity(review: &Value) -> Result<Option<Identity>, ReviewError> {
+fn identity(review: &Value) -> Result<Option<UserIdentity>, ReviewError> {
     let status = &review["status"];
     if status["authenticated"] != true {
         let why = status["error"].as_str().unwrap_or("");
@@ -124,7 +124,7 @@ fn identity(review: &Value) -> Result<Option<Identity>, ReviewError> {
         .take(MAX_WORDS)
         .map(|(key, values)| (key.clone(), words(values)))
         .gather();
-    Ok(Some(Identity {
+    Ok(Some(UserIdentity {
         name: text(&user["username"]),
         uid: text(&user["uid"]),
         groups: words(&user["groups"]),
@@ -139,12 +139,12 @@ mod tests {
     #[test]
     fn questions() {
         // SRV-08
-        let question = Question {
-            user: Identity {
+        let question = AccessQuestion {
+            user: UserIdentity {
                 name: "eve".into(),
                 groups: vec!["g".into()],
                 extra: BTreeMap::from([("k".into(), vec!["v".into()])]),
-                ..Identity::default()
+                ..UserIdentity::default()
             },
             verb: "get",
             subresource: "proxy",

@@ -10,7 +10,7 @@ use super::{
     api::{FakeApi, Link},
     world::{World, manifest},
 };
-use crate::{api::PodUid, api::pod_status::Phase};
+use crate::{api::PodUid, api::pod_status::PodPhase};
 
 const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -80,13 +80,13 @@ fn a_label_of_others_is_known_to_the_next_agent() {
     let world = world.restart_agent();
     world.apply(&[]);
     world.advance(s(300));
-    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Running));
     assert_eq!(container(&world, &uid), before, "it goes on");
     let world = world.reboot();
     world.apply(&[]);
     world.until("runs again", |w| w.fake.runs(&PodUid::from(&*uid)));
     world.advance(s(300));
-    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Running));
     api.set_link(Link::Up);
     runs(&world, &api, "a");
     assert_eq!(reason(&api, "a"), "");
@@ -116,15 +116,15 @@ fn where_nothing_is_known_of_the_node_pods_from_disk_go_on() {
     let world = world.restart_agent();
     world.apply(&[]);
     world.advance(s(300));
-    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Running));
     std::fs::write(&path, "{").expect("torn");
     let world = world.restart_agent();
     world.apply(&[manifest("static", on_ssd())]);
     world.advance(s(300));
-    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Running));
     assert_eq!(container(&world, &uid), before);
     // A static pod is judged by the Node that would be registered, once the apiserver has not answered for a while.
-    assert_eq!(world.phase("static"), Some(Phase::Failed));
+    assert_eq!(world.phase("static"), Some(PodPhase::Failed));
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_taint_that_was_taken_away_stays_away() {
     let world = world.restart_agent();
     world.apply(&[]);
     world.advance(s(300));
-    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Running));
     assert_eq!(container(&world, &uid), before);
 }
 

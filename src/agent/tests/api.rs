@@ -1,4 +1,4 @@
-//! An apiserver in memory behind the [`Api`] trait: that of the poller's simulation, with a link that fails on demand
+//! An apiserver in memory behind the [`KubeApi`] trait: that of the poller's simulation, with a link that fails on demand
 //! or by chance.
 
 use alloc::{collections::BTreeMap, sync::Arc};
@@ -15,12 +15,13 @@ use super::{
     world::NODE,
 };
 use crate::{
-    api::{ObjectMeta, PodUid, Wall, pod::CONFIG_MIRROR, strict},
+    api::{ObjectMeta, PodUid, WallTime, pod::CONFIG_MIRROR, strict},
     kube::{
-        Api, ApiError, Cancel, KubeError, Listed, Patch, Ring, WatchEnd, WatchOptions, api::Reply,
+        ApiError, CompleteList, KubeApi, KubeError, PatchFormat, WatchCancel, WatchEnd, WatchEvent,
+        WatchOptions, api::ApiResult,
     },
     logic::{
-        api_poll::List,
+        api_poll::PodListKind,
         testing::Random,
         testing::server::{Key, Refusal, Server, uid_of},
     },
@@ -202,7 +203,7 @@ pub(super) fn broken() -> KubeError {
     }
 }
 
-fn unused<T>() -> Reply<T> {
+fn unused<T>() -> ApiResult<T> {
     Err(KubeError::Local("not in this test".into()))
 }
 
@@ -301,7 +302,7 @@ impl FakeApi {
         let key = key("ns", name);
         self.state()
             .server
-            .delete_gracefully(&key, Wall::from_secs(1), 30);
+            .delete_gracefully(&key, WallTime::from_secs(1), 30);
     }
 
     /// Removes a pod as `kubectl delete --force --grace-period=0` does.
@@ -387,12 +388,16 @@ impl FakeApi {
     }
 
     /// Sets the clock of the apiserver.
-    pub(in crate::agent) fn set_now(&self, now: Wall) {
+    pub(in crate::agent) fn set_now(&self, now: WallTime) {
         self.state().stored.now_s = now.secs();
     }
 
     /// Processes one request as far as the link lets it.
-    fn serve<T>(&self, what: String, serve: impl FnOnce(&mut State) -> Reply<T>) -> Reply<T> {
+    fn serve<T>(
+        &self,
+        what: String,
+        serve: impl FnOnce(&mut State) -> ApiResult<T>,
+    ) -> ApiResult<T> {
         let mut state = self.state();
         let odds = state.odds;
         if state.link == Link::Down || state.chance(odds.lost, "lost") {
@@ -420,23 +425,23 @@ impl FakeApi {
         answer
     }
 
-    fn about_objects<T>(&self, serve: impl FnOnce(&mut Stored) -> Reply<T>) -> Reply<T> {
+    fn about_objects<T>(&self, serve: impl FnOnce(&mut Stored) -> ApiResult<T>) -> ApiResult<T> {
         self.not_noted(|state| serve(&mut state.stored))
     }
 
     /// Processes a request that is not about pods, without a note of it.
-    fn not_noted<T>(&self, serve: impl FnOnce(&mut State) -> Reply<T>) -> Reply<T> {
+    fn not_noted<T>(&self, serve: impl FnOnce(&mut State) -> ApiResult<T>) -> ApiResult<T> {
         let answer = self.serve(String::new(), serve);
         self.state().seen.retain(|what| !what.is_empty());
         answer
     }
 
-    fn list(&self, list: List, each: &mut dyn FnMut(Value)) -> Reply<Listed> {
+    fn list(&self, list: PodListKind, each: &mut dyn FnMut(Value)) -> ApiResult<CompleteList> {
         self.serve(format!("LIST {list:?}"), |state| {
             let odds = state.odds;
             let fresh = state.server.is_fresh || !state.may_be_stale;
             // A list of all phases is asked for once in half an hour: a pod that it leaves out stays out for so long.
-            let stale = !fresh && list != List::All && state.chance(odds.stale, "stale");
+            let stale = !fresh && list != PodListKind::All && state.chance(odds.stale, "stale");
             let mut objects = state.server.list(list, stale);
             if state.chance(odds.doubled, "object doubled") {
                 objects.extend(objects.first().cloned());
@@ -460,8 +465,8 @@ impl FakeApi {
             if half || chance {
                 return Err(broken());
             }
-            state.listed |= list != List::All;
-            Ok(Listed {
+            state.listed |= list != PodListKind::All;
+            Ok(CompleteList {
                 resource_version: state.server.version(stale),
                 items: all,
             })
@@ -469,14 +474,14 @@ impl FakeApi {
     }
 }
 
-fn found(object: &Value) -> Reply<Value> {
+fn found(object: &Value) -> ApiResult<Value> {
     if object.is_null() {
         return Err(Refusal::NotFound.into());
     }
     Ok(object.clone())
 }
 
-fn patched(object: &mut Value, body: &[u8]) -> Reply<Value> {
+fn patched(object: &mut Value, body: &[u8]) -> ApiResult<Value> {
     found(object)?;
     merge(object, &serde_json::from_slice(body).expect("json"));
     Ok(object.clone())
@@ -512,36 +517,42 @@ fn meta(object: &Value) -> ObjectMeta {
     strict::typed(&object["metadata"]).expect("metadata")
 }
 
-impl Api for FakeApi {
-    fn list_pods(&self, _: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed> {
-        self.list(List::Live, &mut |object| each(meta(&object)))
+impl KubeApi for FakeApi {
+    fn list_pods(&self, _: &str, each: &mut dyn FnMut(ObjectMeta)) -> ApiResult<CompleteList> {
+        self.list(PodListKind::Live, &mut |object| each(meta(&object)))
     }
 
-    fn list_all_pods(&self, _: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed> {
-        self.list(List::All, &mut |object| each(meta(&object)))
+    fn list_all_pods(&self, _: &str, each: &mut dyn FnMut(ObjectMeta)) -> ApiResult<CompleteList> {
+        self.list(PodListKind::All, &mut |object| each(meta(&object)))
     }
 
-    fn list_whole_pods(&self, _: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed> {
-        self.list(List::Objects, each)
+    fn list_whole_pods(&self, _: &str, each: &mut dyn FnMut(Value)) -> ApiResult<CompleteList> {
+        self.list(PodListKind::Objects, each)
     }
 
     fn watch_pods(
         &self,
         _: &WatchOptions,
-        _: &Arc<Cancel>,
-        _: &mut dyn FnMut(Ring),
-    ) -> Reply<WatchEnd> {
+        _: &Arc<WatchCancel>,
+        _: &mut dyn FnMut(WatchEvent),
+    ) -> ApiResult<WatchEnd> {
         unused()
     }
 
-    fn pod(&self, _: &str, namespace: &str, name: &str) -> Reply<Value> {
+    fn pod(&self, _: &str, namespace: &str, name: &str) -> ApiResult<Value> {
         self.serve(format!("GET {namespace}/{name}"), |state| {
             let found = state.server.objects.get(&key(namespace, name));
             found.cloned().ok_or_else(|| Refusal::NotFound.into())
         })
     }
 
-    fn patch_pod_status(&self, namespace: &str, name: &str, _: Patch, body: &[u8]) -> Reply<Value> {
+    fn patch_pod_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        _: PatchFormat,
+        body: &[u8],
+    ) -> ApiResult<Value> {
         let told = String::from_utf8_lossy(body);
         self.serve(format!("PATCH {namespace}/{name} {told}"), |state| {
             let body: Value = serde_json::from_slice(body).expect("json");
@@ -564,7 +575,7 @@ impl Api for FakeApi {
         })
     }
 
-    fn create_pod(&self, namespace: &str, body: &[u8]) -> Reply<Value> {
+    fn create_pod(&self, namespace: &str, body: &[u8]) -> ApiResult<Value> {
         let mut pod: Value = serde_json::from_slice(body).expect("json");
         let name = pod["metadata"]["name"].as_str().expect("name").to_owned();
         self.serve(format!("CREATE {namespace}/{name}"), |state| {
@@ -581,7 +592,7 @@ impl Api for FakeApi {
         })
     }
 
-    fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> Reply<Option<Value>> {
+    fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> ApiResult<Option<Value>> {
         self.serve(format!("DELETE {namespace}/{name}"), |state| {
             let key = key(namespace, name);
             if state.server.is_fresh {
@@ -607,7 +618,7 @@ impl Api for FakeApi {
         })
     }
 
-    fn node(&self, _: &str) -> Reply<Value> {
+    fn node(&self, _: &str) -> ApiResult<Value> {
         self.not_noted(|state| {
             if state.node.refuses_reads {
                 return Err(refused(503, "ServiceUnavailable"));
@@ -617,7 +628,7 @@ impl Api for FakeApi {
         })
     }
 
-    fn create_node(&self, body: &[u8]) -> Reply<Value> {
+    fn create_node(&self, body: &[u8]) -> ApiResult<Value> {
         self.not_noted(|state| {
             if !state.node.object.is_null() {
                 return Err(refused(409, "AlreadyExists"));
@@ -628,7 +639,7 @@ impl Api for FakeApi {
         })
     }
 
-    fn patch_node_status(&self, _: &str, _: Patch, body: &[u8]) -> Reply<Value> {
+    fn patch_node_status(&self, _: &str, _: PatchFormat, body: &[u8]) -> ApiResult<Value> {
         self.not_noted(|state| {
             if state.node.refuses_reads {
                 return Err(refused(503, "ServiceUnavailable"));
@@ -637,11 +648,11 @@ impl Api for FakeApi {
         })
     }
 
-    fn lease(&self, _: &str) -> Reply<Value> {
+    fn lease(&self, _: &str) -> ApiResult<Value> {
         self.not_noted(|state| found(&state.lease))
     }
 
-    fn create_lease(&self, body: &[u8]) -> Reply<Value> {
+    fn create_lease(&self, body: &[u8]) -> ApiResult<Value> {
         self.not_noted(|state| {
             state.lease = serde_json::from_slice(body).expect("json");
             state.lease["metadata"]["resourceVersion"] = "1".into();
@@ -649,11 +660,11 @@ impl Api for FakeApi {
         })
     }
 
-    fn patch_lease(&self, _: &str, body: &[u8]) -> Reply<Value> {
+    fn patch_lease(&self, _: &str, body: &[u8]) -> ApiResult<Value> {
         self.not_noted(|state| patched(&mut state.lease, body))
     }
 
-    fn create_event(&self, namespace: &str, body: &[u8]) -> Reply<Value> {
+    fn create_event(&self, namespace: &str, body: &[u8]) -> ApiResult<Value> {
         let event: Value = serde_json::from_slice(body).expect("json");
         let name = event["metadata"]["name"].as_str().expect("name").to_owned();
         self.serve(format!("EVENT {namespace}/{name}"), |state| {
@@ -664,7 +675,7 @@ impl Api for FakeApi {
         })
     }
 
-    fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> Reply<Value> {
+    fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> ApiResult<Value> {
         let patch: Value = serde_json::from_slice(body).expect("json");
         self.serve(format!("COUNT {namespace}/{name}"), |state| {
             let mut all = state.events.iter_mut();
@@ -675,7 +686,7 @@ impl Api for FakeApi {
         })
     }
 
-    fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value> {
+    fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> ApiResult<Value> {
         self.not_noted(|state| {
             let answer = state.stored.token(namespace, account, body);
             let what = match answer {
@@ -687,49 +698,53 @@ impl Api for FakeApi {
         })
     }
 
-    fn config_map(&self, namespace: &str, name: &str) -> Reply<Value> {
+    fn config_map(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("configmaps", namespace, name))
     }
 
-    fn secret(&self, namespace: &str, name: &str) -> Reply<Value> {
+    fn secret(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("secrets", namespace, name))
     }
 
-    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> Reply<Value> {
+    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("claims", namespace, name))
     }
 
-    fn persistent_volume(&self, name: &str) -> Reply<Value> {
+    fn persistent_volume(&self, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("volumes", "", name))
     }
 
-    fn runtime_class(&self, name: &str) -> Reply<Value> {
+    fn runtime_class(&self, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("runtimeclasses", "", name))
     }
 
-    fn list_services(&self, namespace: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed> {
+    fn list_services(
+        &self,
+        namespace: &str,
+        each: &mut dyn FnMut(Value),
+    ) -> ApiResult<CompleteList> {
         let all = self.about_objects(|stored| stored.list("services", namespace))?;
         all.into_iter().for_each(each);
-        Ok(Listed::default())
+        Ok(CompleteList::default())
     }
 
-    fn service(&self, namespace: &str, name: &str) -> Reply<Value> {
+    fn service(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("services", namespace, name))
     }
 
-    fn create_csr(&self, _: &[u8]) -> Reply<Value> {
+    fn create_csr(&self, _: &[u8]) -> ApiResult<Value> {
         unused()
     }
 
-    fn csr(&self, _: &str) -> Reply<Value> {
+    fn csr(&self, _: &str) -> ApiResult<Value> {
         unused()
     }
 
-    fn review_token(&self, _: &[u8]) -> Reply<Value> {
+    fn review_token(&self, _: &[u8]) -> ApiResult<Value> {
         unused()
     }
 
-    fn review_access(&self, _: &[u8]) -> Reply<Value> {
+    fn review_access(&self, _: &[u8]) -> ApiResult<Value> {
         unused()
     }
 

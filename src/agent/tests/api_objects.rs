@@ -7,7 +7,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
 use super::api::{broken, refused};
-use crate::{api::Wall, kube::api::Reply};
+use crate::{api::WallTime, kube::api::ApiResult};
 
 /// Kinds of trouble with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Stored {
         self.objects.remove(path);
     }
 
-    fn arrive(&mut self, path: &str) -> Reply<()> {
+    fn arrive(&mut self, path: &str) -> ApiResult<()> {
         self.asked.push(path.into());
         let mut troubles = self.troubles.iter_mut();
         let hit = troubles.find(|(prefix, times, _)| *times > 0 && path.starts_with(&**prefix));
@@ -57,14 +57,14 @@ impl Stored {
         })
     }
 
-    pub(super) fn read(&mut self, kind: &str, namespace: &str, name: &str) -> Reply<Value> {
+    pub(super) fn read(&mut self, kind: &str, namespace: &str, name: &str) -> ApiResult<Value> {
         let path = format!("{kind}/{namespace}/{name}");
         self.arrive(&path)?;
         let found = self.objects.get(&path).cloned();
         found.ok_or_else(|| refused(404, "NotFound"))
     }
 
-    pub(super) fn list(&mut self, kind: &str, namespace: &str) -> Reply<Vec<Value>> {
+    pub(super) fn list(&mut self, kind: &str, namespace: &str) -> ApiResult<Vec<Value>> {
         let path = format!("{kind}/{namespace}/");
         self.arrive(&path)?;
         let all = self.objects.iter();
@@ -73,7 +73,12 @@ impl Stored {
     }
 
     /// Makes a token that says its times and its number.
-    pub(super) fn token(&mut self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value> {
+    pub(super) fn token(
+        &mut self,
+        namespace: &str,
+        account: &str,
+        body: &[u8],
+    ) -> ApiResult<Value> {
         self.arrive(&format!("tokens/{namespace}/{account}"))?;
         let mut request: Value = serde_json::from_slice(body).expect("json");
         let spec = &request["spec"];
@@ -88,7 +93,7 @@ impl Stored {
         request["spec"]["expirationSeconds"] = seconds.into();
         request["status"] = json!({
             "token": format!("e30.{payload}.c2ln"),
-            "expirationTimestamp": Wall::from_secs(end_s).to_string(),
+            "expirationTimestamp": WallTime::from_secs(end_s).to_string(),
         });
         Ok(request)
     }

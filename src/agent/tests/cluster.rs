@@ -6,7 +6,7 @@ use core::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
-    super::ring::{self, Heard},
+    super::ring::{self, RecordedEvent},
     api::{FakeApi, Link, NODE_UID},
     world::{NODE, World, fault, manifest},
 };
@@ -14,7 +14,7 @@ use crate::{
     api::{
         PodUid,
         pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SOURCE},
-        pod_status::Phase,
+        pod_status::PodPhase,
     },
     runtime::{
         RuntimeError,
@@ -108,11 +108,11 @@ fn what_a_source_says_is_taken_as_what_it_is() {
     let mut heard: Vec<&str> = lines
         .iter()
         .filter_map(|line| match line.heard.as_ref()? {
-            Heard::Add(_) => Some("additions"),
-            Heard::Update(seen) if seen.deleted => Some("updates, for its deletion"),
-            Heard::Update(_) => Some("updates"),
-            Heard::Reconcile(_) => Some("reconcile"),
-            Heard::Remove { .. } => Some("removes"),
+            RecordedEvent::Add(_) => Some("additions"),
+            RecordedEvent::Update(seen) if seen.deleted => Some("updates, for its deletion"),
+            RecordedEvent::Update(_) => Some("updates"),
+            RecordedEvent::Reconcile(_) => Some("reconcile"),
+            RecordedEvent::Remove { .. } => Some("removes"),
             _ => None,
         })
         .collect();
@@ -136,7 +136,7 @@ fn an_end_is_told_before_the_deletion() {
     exit(&world, &uid, 0);
     world.until("has ended", |_| api.phase("job") == "Succeeded");
     world.advance(s(120));
-    assert_eq!(world.phase(&uid), Some(Phase::Succeeded));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Succeeded));
     assert_eq!(starts(&world), 1);
     // An ended pod goes at once when a user deletes it. Without a doorbell the list of all phases shows the deletion.
     api.delete("job");
@@ -518,8 +518,8 @@ fn an_edited_manifest_gives_its_name_on() {
     let heard: Vec<String> = lines
         .into_iter()
         .filter_map(|line| match line.heard? {
-            Heard::Add(seen) => Some(format!("add {}", seen.pod)),
-            Heard::Remove { pod } => Some(format!("remove {pod}")),
+            RecordedEvent::Add(seen) => Some(format!("add {}", seen.pod)),
+            RecordedEvent::Remove { pod } => Some(format!("remove {pod}")),
             _ => None,
         })
         .collect();
@@ -564,7 +564,7 @@ fn a_mirror_that_cannot_be_deleted_is_no_concern_of_its_pod() {
     world.apply(&[manifest("next", json!({}))]);
     world.advance(s(60));
     assert!(is_there("away") && !world.fake.runs(&PodUid::from("away")));
-    assert_eq!(world.phase("next"), Some(Phase::Running));
+    assert_eq!(world.phase("next"), Some(PodPhase::Running));
     api.set_link(Link::Up);
     world.advance(s(120));
     assert!(!is_there("away") && is_there("next"));
@@ -659,7 +659,7 @@ fn files_come_before_the_apiserver() {
     let (world, api) = world();
     // The mirror has the first uid of the apiserver.
     world.apply(&[manifest("u2", json!({}))]);
-    world.until("runs", |w| w.phase("u2") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("u2") == Some(PodPhase::Running));
     world.advance(s(20));
     // A pod of the apiserver that claims the uid of a static one.
     assert_eq!(api.create("thief", json!({})), "u2");

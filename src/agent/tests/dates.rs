@@ -10,7 +10,7 @@ use super::{
     world::{World, manifest},
 };
 use crate::{
-    api::{Wall, pod_status::Phase},
+    api::{WallTime, pod_status::PodPhase},
     runtime::fake::Op,
 };
 
@@ -36,16 +36,16 @@ fn set_right(world: &World) {
 }
 
 /// Collects all dates of a value.
-fn dates(value: &Value, found: &mut Vec<Wall>) {
+fn dates(value: &Value, found: &mut Vec<WallTime>) {
     match value {
-        Value::String(text) => found.extend(Wall::parse(text)),
+        Value::String(text) => found.extend(WallTime::parse(text)),
         Value::Array(all) => all.iter().for_each(|one| dates(one, found)),
         Value::Object(all) => all.values().for_each(|one| dates(one, found)),
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
-fn dates_of(api: &FakeApi, namespace: &str, name: &str) -> Vec<Wall> {
+fn dates_of(api: &FakeApi, namespace: &str, name: &str) -> Vec<WallTime> {
     let mut found = Vec::new();
     let pod = api.get(namespace, name).unwrap_or_default();
     dates(&pod["status"], &mut found);
@@ -67,7 +67,7 @@ fn two_pods(world: &World, api: &FakeApi) -> [(&'static str, &'static str); 2] {
     pods
 }
 
-fn since_1971(at: &Wall) -> bool {
+fn since_1971(at: &WallTime) -> bool {
     at.secs() > 2 * 31_557_600
 }
 
@@ -93,7 +93,7 @@ fn what_began_in_1970_is_dated_right_once_the_clock_is() {
     for (namespace, name) in pods {
         let found = dates_of(&api, namespace, name);
         assert!(found.len() >= 7, "{found:?}");
-        let is_true = |at: &Wall| *at >= begun && *at <= ready;
+        let is_true = |at: &WallTime| *at >= begun && *at <= ready;
         assert!(
             found.iter().all(is_true),
             "{name}: {found:?}, {begun}..{ready}"
@@ -101,7 +101,7 @@ fn what_began_in_1970_is_dated_right_once_the_clock_is() {
         let status = &api.get(namespace, name).expect("there")["status"];
         let main = &status["containerStatuses"][0];
         assert_eq!(main["restartCount"], 0);
-        let at = |value: &Value| Wall::parse(value.as_str().unwrap_or_default());
+        let at = |value: &Value| WallTime::parse(value.as_str().unwrap_or_default());
         let start = at(&status["startTime"]);
         assert!(start.is_some() && start <= at(&main["state"]["running"]["startedAt"]));
     }
@@ -151,7 +151,7 @@ fn another_agent_corrects_what_one_before_it_has_dated() {
             &status["startTime"],
             &status["containerStatuses"][0]["state"]["running"]["startedAt"],
         ] {
-            let at = Wall::parse(value.as_str().unwrap_or_default()).expect("a date");
+            let at = WallTime::parse(value.as_str().unwrap_or_default()).expect("a date");
             assert!(
                 at >= begun && at <= before,
                 "{name}: {at}, {begun}..{before}"
@@ -191,14 +191,14 @@ fn a_pod_that_wants_a_right_clock_waits_for_it() {
     let both = [waiting, manifest("b", json!({}))];
     world.apply(&both);
     world.until("the other one runs", |w| {
-        w.phase("b") == Some(Phase::Running)
+        w.phase("b") == Some(PodPhase::Running)
     });
     world.advance(s(60));
-    assert_eq!(world.phase("w"), Some(Phase::Pending));
+    assert_eq!(world.phase("w"), Some(PodPhase::Pending));
     assert!(world.events_of("ClockUntrusted") > 0);
     world.fake.take_calls();
     set_right(&world);
-    world.until("it runs", |w| w.phase("w") == Some(Phase::Running));
+    world.until("it runs", |w| w.phase("w") == Some(PodPhase::Running));
     let began = world.fake.take_calls().into_iter();
     let began = began.filter(|(op, _)| *op == Op::StartContainer);
     assert_eq!(began.count(), 1, "the other one goes on");

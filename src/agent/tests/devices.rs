@@ -12,23 +12,25 @@ use super::{
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
-    agent::core::Event,
+    agent::core::AgentEvent,
     api::{
         PodUid,
         cri::ContainerStatus,
-        device::{Node, Seen, Wanted},
-        pod_status::Phase,
+        device::{DeviceFilter, HostDeviceNode, MachineDevices},
+        pod_status::PodPhase,
     },
-    config::Config,
-    logic::devices::{Holder, Listed, MAX_PLUGINS},
-    parts::devices::{DeviceLoop, Devices, Followed, Machine, News, with_machine},
+    config::AgentConfig,
+    logic::devices::{ListedUnit, MAX_PLUGINS, UnitHolder},
+    parts::devices::{
+        DeviceGiver, DeviceLoop, DeviceMachine, DeviceNews, FollowedContainers, with_machine,
+    },
     runtime::fake::{Op, Trouble},
-    server::backend::Figures,
+    server::backend::MetricsEndpoint,
 };
 
 /// Devices of a machine, set by a test.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct FakeDevices(Mutex<Seen>);
+pub(in crate::agent) struct FakeDevices(Mutex<MachineDevices>);
 
 impl FakeDevices {
     /// Sets the device nodes of the machine: names, and minor numbers.
@@ -37,22 +39,22 @@ impl FakeDevices {
     }
 }
 
-fn seen(nodes: &[(&str, u32)]) -> Seen {
-    let node = |(name, minor): &(&str, u32)| Node {
+fn seen(nodes: &[(&str, u32)]) -> MachineDevices {
+    let node = |(name, minor): &(&str, u32)| HostDeviceNode {
         name: (*name).into(),
         path: (*name).into(),
         major: 188,
         minor: *minor,
-        ..Node::default()
+        ..HostDeviceNode::default()
     };
-    Seen {
+    MachineDevices {
         nodes: nodes.iter().map(node).collect(),
-        ..Seen::default()
+        ..MachineDevices::default()
     }
 }
 
-impl Machine for FakeDevices {
-    fn look(&self, wanted: &dyn Wanted) -> Seen {
+impl DeviceMachine for FakeDevices {
+    fn look(&self, wanted: &dyn DeviceFilter) -> MachineDevices {
         let mut seen = self.0.lock().expect("devices").clone();
         seen.nodes.retain(|node| wanted.node(&node.name));
         seen
@@ -73,8 +75,8 @@ fn asking() -> Value {
 
 /// Makes a machine whose pods may ask for devices: `declared` is `picolet.devices`.
 fn with_devices(declared: &str, devices: &Arc<FakeDevices>, api: Option<&Arc<FakeApi>>) -> World {
-    let machine: Arc<dyn Machine> = devices.clone();
-    let adapt = move |config: &mut Config| with_machine(config, &machine);
+    let machine: Arc<dyn DeviceMachine> = devices.clone();
+    let adapt = move |config: &mut AgentConfig| with_machine(config, &machine);
     World::configured(format!("devices: {declared}"), Rc::new(adapt), api)
 }
 
@@ -85,7 +87,7 @@ fn world(nodes: &[(&str, u32)]) -> (World, Arc<FakeDevices>) {
 }
 
 fn runs(world: &World, uid: &str) {
-    world.until("runs", |w| w.phase(uid) == Some(Phase::Running));
+    world.until("runs", |w| w.phase(uid) == Some(PodPhase::Running));
 }
 
 /// Device nodes of the newest instance of `c`.
@@ -134,7 +136,7 @@ fn one_has_it_and_the_other_waits() {
     assert_eq!(amounts(&world), ("1".into(), "1".into()));
     let both = [manifest("a", asking()), manifest("b", asking())];
     world.apply(&both);
-    world.until("waits", |w| w.phase("b") == Some(Phase::Pending));
+    world.until("waits", |w| w.phase("b") == Some(PodPhase::Pending));
     let status = world.status("b").expect("told");
     assert_eq!(status.reason, "DeviceNotReady");
     assert_eq!(
@@ -144,7 +146,7 @@ fn one_has_it_and_the_other_waits() {
     world.advance(s(600));
     assert_eq!(
         world.phase("b"),
-        Some(Phase::Pending),
+        Some(PodPhase::Pending),
         "a static pod waits for ever"
     );
     assert_eq!(world.events_of("DeviceNotReady"), 1);
@@ -162,7 +164,7 @@ fn what_nobody_offers_is_refused() {
     let mut other = asking();
     other["containers"][0]["resources"] = json!({"limits": {"example.com/x": 1}});
     world.apply(&[manifest("a", other)]);
-    world.until("is refused", |w| w.phase("a") == Some(Phase::Failed));
+    world.until("is refused", |w| w.phase("a") == Some(PodPhase::Failed));
     assert_eq!(
         world.status("a").expect("told").reason,
         "UnexpectedAdmissionError"
@@ -178,7 +180,7 @@ fn a_pod_waits_until_its_device_is_there() {
     // DEV-38 DEV-39
     let (world, devices) = world(&[]);
     world.apply(&[manifest("a", asking())]);
-    world.until("waits", |w| w.phase("a") == Some(Phase::Pending));
+    world.until("waits", |w| w.phase("a") == Some(PodPhase::Pending));
     assert_eq!(
         message(&world, "a"),
         "waits for a device: no healthy devices present; cannot allocate unhealthy devices picolet/serial"
@@ -189,7 +191,7 @@ fn a_pod_waits_until_its_device_is_there() {
     edited["metadata"]["labels"] = json!({"x": "y"});
     world.apply(&[edited.clone()]);
     world.advance(s(300));
-    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    assert_eq!(world.phase("a"), Some(PodPhase::Pending));
     assert!(world.fake.container(&PodUid::from("a"), "c").is_none());
     devices.set(&[("/dev/ttyUSB3", 3)]);
     runs(&world, "a");
@@ -204,7 +206,7 @@ fn one_that_waits_can_go() {
     // DEV-38
     let (world, _) = world(&[]);
     world.apply(&[manifest("a", asking())]);
-    world.until("waits", |w| w.phase("a") == Some(Phase::Pending));
+    world.until("waits", |w| w.phase("a") == Some(PodPhase::Pending));
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
 }
@@ -312,7 +314,7 @@ fn unplugged_and_back() {
     assert_eq!(amounts(&world), ("1".into(), "0".into()));
     world.advance(s(60));
     assert_eq!(instance(&world, "a").id, first.id, "it runs on");
-    assert_eq!(world.phase("a"), Some(Phase::Running));
+    assert_eq!(world.phase("a"), Some(PodPhase::Running));
     // The device is back unchanged: nothing is to be done.
     devices.set(&[("/dev/ttyUSB0", 0)]);
     world.until("is told", |w| w.events_of("DeviceBack") == 1);
@@ -336,7 +338,7 @@ fn unplugged_and_back() {
         w.waiting("a").as_deref() == Some("CreateContainerError")
     });
     world.advance(s(600));
-    assert_eq!(world.phase("a"), Some(Phase::Running));
+    assert_eq!(world.phase("a"), Some(PodPhase::Running));
     devices.set(&[("/dev/ttyUSB0", 5)]);
     world.until("runs again", |w| instance(w, "a").id != second.id);
 }
@@ -354,9 +356,9 @@ fn who_wants_it_is_restarted_after_a_short_absence_too() {
     runs(&world, "a");
     let first = instance(&world, "a");
     let looks = |nodes: &[(&str, u32)]| {
-        let news = News::Looked {
+        let news = DeviceNews::Looked {
             seen: Box::new(seen(nodes)),
-            followed: Followed::default(),
+            followed: FollowedContainers::default(),
         };
         tell(&world, news);
         world.settle();
@@ -383,18 +385,18 @@ fn who_sees_devices_live_is_restarted_only_if_it_cannot_go_on() {
     let instances = || ["a", "b"].map(|uid| instance(&world, uid).id);
     let [first, other] = instances();
     let holder = || {
-        vec![Holder {
+        vec![UnitHolder {
             pod: "a".into(),
             container: "c".into(),
         }]
     };
     let look = |nodes: &[(&str, u32)], unfit| {
-        let followed = Followed {
+        let followed = FollowedContainers {
             live: holder(),
             unfit,
-            ..Followed::default()
+            ..FollowedContainers::default()
         };
-        let news = News::Looked {
+        let news = DeviceNews::Looked {
             seen: Box::new(seen(nodes)),
             followed,
         };
@@ -430,7 +432,7 @@ fn what_runs_keeps_its_device_until_it_has_ended() {
     world.advance(s(10));
     assert!(world.fake.runs(&PodUid::from("a")));
     assert!(world.fake.container(&PodUid::from("b"), "c").is_none());
-    assert_eq!(world.phase("b"), Some(Phase::Pending));
+    assert_eq!(world.phase("b"), Some(PodPhase::Pending));
     world.fake.release(Op::StopContainer);
     runs(&world, "b");
     assert_eq!(nodes(&world, "b"), ["/dev/ttyUSB0"]);
@@ -473,7 +475,7 @@ fn what_runs_without_a_record_gets_a_device_when_it_starts_again() {
     world.until("waits", |w| w.events_of("DeviceNotReady") > 0);
     world.advance(s(600));
     assert_eq!(instance(&world, "a").id, first.id, "it waits");
-    assert_eq!(world.phase("a"), Some(Phase::Running));
+    assert_eq!(world.phase("a"), Some(PodPhase::Running));
     world.apply(&[manifest("a", asking())]);
     world.until("runs again", |w| instance(w, "a").id != first.id);
     assert_eq!(nodes(&world, "a"), ["/dev/ttyUSB0"]);
@@ -524,7 +526,7 @@ fn nothing_is_decided_before_the_runtime_was_seen() {
     let world = world.restart_agent_with(|fake| fake.add_fault(fails(Op::ListPods, 5)));
     world.apply(&[manifest("a", asking()), manifest("b", asking())]);
     assert_eq!(world.status("b"), None);
-    world.until("waits", |w| w.phase("b") == Some(Phase::Pending));
+    world.until("waits", |w| w.phase("b") == Some(PodPhase::Pending));
     assert_eq!(world.events_of("DeviceNotReady"), 1);
     runs(&world, "a");
     assert_eq!(instance(&world, "a").id, running.id);
@@ -548,7 +550,7 @@ fn another_agent_takes_over() {
     world.apply(&both);
     world.advance(s(60));
     assert_eq!(instance(&world, "b").id, running.id);
-    assert_eq!(world.phase("b"), Some(Phase::Running));
+    assert_eq!(world.phase("b"), Some(PodPhase::Running));
     assert_eq!(amounts(&world), ("2".into(), "1".into()));
     // The assignment of devices is kept over a boot, too.
     devices.set(&[("/dev/ttyUSB0", 0), ("/dev/ttyUSB1", 1)]);
@@ -576,18 +578,18 @@ fn asking_a_plugin() -> Value {
     spec
 }
 
-fn tell(world: &World, news: News) {
-    let event = Event::Resources(Box::new(news));
+fn tell(world: &World, news: DeviceNews) {
+    let event = AgentEvent::Resources(Box::new(news));
     world.events.try_send(event).expect("room");
 }
 
 /// Has the plugin list these units.
 fn lists(world: &World, units: &[(&str, bool)]) {
-    let units = units.iter().map(|(id, healthy)| Listed {
+    let units = units.iter().map(|(id, healthy)| ListedUnit {
         id: (*id).into(),
         healthy: *healthy,
     });
-    let news = News::Listed {
+    let news = DeviceNews::Listed {
         resource: OF_PLUGIN.into(),
         units: units.collect(),
     };
@@ -606,13 +608,13 @@ fn one_that_waits_for_a_plugin_is_not_created_again_and_again() {
     // DEV-05 DEV-13
     let world = plugged();
     world.apply(&[manifest("a", asking_a_plugin())]);
-    world.until("waits", |w| w.phase("a") == Some(Phase::Pending));
+    world.until("waits", |w| w.phase("a") == Some(PodPhase::Pending));
     assert_eq!(
         message(&world, "a"),
         "waits for a device: cannot allocate unregistered device example.com/x"
     );
     world.advance(s(60));
-    let page = world.wait(world.metrics.page(Figures::Own));
+    let page = world.wait(world.metrics.page(MetricsEndpoint::Own));
     let page: String = page.map_err(|e| e.status).expect("figures").collect();
     let restarted = "kubelet_restarted_pods_total{static=\"true\"} ";
     let count = page.lines().find_map(|line| line.strip_prefix(restarted));
@@ -622,7 +624,7 @@ fn one_that_waits_for_a_plugin_is_not_created_again_and_again() {
 /// Makes a world where a plugin has two units and a pod asks for one. The plugin itself cannot be called.
 fn asked_for_one_of_two() -> World {
     let world = plugged();
-    let news = News::Registered {
+    let news = DeviceNews::Registered {
         resource: OF_PLUGIN.into(),
         prefers: false,
     };
@@ -645,7 +647,7 @@ fn a_unit_that_went_bad_before_it_was_used_is_replaced() {
     lists(&world, &[("one", false), ("two", false)]);
     world.advance(s(600));
     assert_eq!(held(&world), ["two"]);
-    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    assert_eq!(world.phase("a"), Some(PodPhase::Pending));
     lists(&world, &[("one", true), ("two", false)]);
     world.until("has the first one again", |w| held(w) == ["one"]);
 }
@@ -671,7 +673,7 @@ fn a_pod_of_an_apiserver_that_cannot_begin_is_refused_in_the_end() {
     let devices = Arc::new(FakeDevices::default());
     let world = with_devices("[]\n  devicePlugins: true", &devices, Some(&api));
     world.apply(&[]);
-    let news = News::Registered {
+    let news = DeviceNews::Registered {
         resource: OF_PLUGIN.into(),
         prefers: false,
     };
@@ -696,7 +698,7 @@ fn a_resource_that_nobody_needs_makes_room() {
     let world = plugged();
     let giver = world.parts.machine.resources.clone().expect("devices");
     let giver: Rc<dyn Any> = giver;
-    let devices = giver.downcast_ref::<Devices>().expect("devices");
+    let devices = giver.downcast_ref::<DeviceGiver>().expect("devices");
     let plugins = devices.plugins.as_ref().expect("plugins");
     let agent = DeviceLoop(world.asker.clone());
     let remember = |name: &str| {
@@ -704,7 +706,7 @@ fn a_resource_that_nobody_needs_makes_room() {
         kept.map_err(|e| e.to_string())
     };
     let name = |n: usize| format!("example.com/{n:02}");
-    let registers = |n: usize| News::Registered {
+    let registers = |n: usize| DeviceNews::Registered {
         resource: name(n).into(),
         prefers: false,
     };
@@ -718,7 +720,7 @@ fn a_resource_that_nobody_needs_makes_room() {
     assert_eq!(remember(&name(63)), Ok(()), "it is known");
     for n in [5, 7] {
         let resource = name(n).into();
-        tell(&world, News::Gone { resource });
+        tell(&world, DeviceNews::Gone { resource });
     }
     world.advance(s(60));
     assert_eq!(remember(&name(64)), full, "they may come back");
@@ -726,7 +728,7 @@ fn a_resource_that_nobody_needs_makes_room() {
     let mut waits = asking();
     waits["containers"][0]["resources"] = json!({"limits": {name(5): 1}});
     world.apply(&[manifest("a", waits)]);
-    world.until("waits", |w| w.phase("a") == Some(Phase::Pending));
+    world.until("waits", |w| w.phase("a") == Some(PodPhase::Pending));
     world.advance(s(300));
     assert_eq!(remember(&name(64)), Ok(()));
     let known = plugins.known();
@@ -792,7 +794,7 @@ fn uid_of(api: &FakeApi, name: &str) -> String {
 fn how_devices_of_plugins_are_is_told() {
     // DEV-15
     let world = plugged();
-    let registers = || News::Registered {
+    let registers = || DeviceNews::Registered {
         resource: OF_PLUGIN.into(),
         prefers: false,
     };
@@ -818,7 +820,7 @@ fn how_devices_of_plugins_are_is_told() {
     lists(&world, &[("one", true)]);
     world.until("is told", |w| is_told(w, "Healthy"));
     let resource = OF_PLUGIN.into();
-    tell(&world, News::Gone { resource });
+    tell(&world, DeviceNews::Gone { resource });
     world.until("is told", |w| is_told(w, "Unhealthy"));
     // The plugin is back, and its list is awaited.
     tell(&world, registers());

@@ -8,9 +8,9 @@ use serde_json::json;
 use super::{
     super::{
         clock::Clock,
-        driver::{PodDriver, Stop, Work},
-        executor::{Plan, Step},
-        parts::Parts,
+        driver::{DriverFuture, PodDriver, PodStopMode},
+        executor::{CallPlan, CallStep},
+        parts::AgentParts,
         pod_store::PodStore,
     },
     probes::s,
@@ -20,10 +20,10 @@ use crate::{
     api::{
         Container, ContainerId, Pod, PodUid, SandboxId,
         cri::{ContainerState, ContainerStatus, PodItem, PodRuntimeStatus},
-        pod_status::Phase,
+        pod_status::PodPhase,
     },
-    logic::{pod_worker::Outcome, work_queue::Retry},
-    runtime::Call,
+    logic::{pod_worker::CallOutcome, work_queue::RetryCause},
+    runtime::RuntimeCall,
     sys::lane::Lane,
 };
 
@@ -35,7 +35,7 @@ struct Devices {
     pods: RefCell<BTreeMap<PodUid, PodRuntimeStatus>>,
 }
 
-fn devices(parts: &Parts) -> Rc<dyn PodDriver> {
+fn devices(parts: &AgentParts) -> Rc<dyn PodDriver> {
     Rc::new(Devices {
         store: parts.machine.store.clone(),
         disk: parts.machine.disk.clone(),
@@ -45,7 +45,7 @@ fn devices(parts: &Parts) -> Rc<dyn PodDriver> {
 }
 
 impl Devices {
-    async fn pod(&self, plan: &Plan) -> Option<Rc<Pod>> {
+    async fn pod(&self, plan: &CallPlan) -> Option<Rc<Pod>> {
         self.store.load(&self.disk, &plan.uid).await.ok()
     }
 
@@ -103,64 +103,68 @@ impl Devices {
 }
 
 impl PodDriver for Devices {
-    fn sync<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
+    fn sync<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
             let Some(pod) = self.pod(plan).await else {
-                return Outcome::Failed(Retry::Error);
+                return CallOutcome::Failed(RetryCause::Error);
             };
-            let begun = plan.line.ask(|answer| Step::Begun {
+            let begun = plan.line.ask(|answer| CallStep::Begun {
                 pod: Rc::clone(&pod),
                 runtime: Rc::clone(&plan.runtime),
                 failure: None,
                 answer,
             });
             if begun.await.terminal {
-                return Outcome::Terminal;
+                return CallOutcome::Terminal;
             }
             self.switch_on(&pod);
-            plan.line.tell(Step::Changed).await;
-            Outcome::Done
+            plan.line.tell(CallStep::Changed).await;
+            CallOutcome::Done
         })
     }
 
-    fn terminate<'a>(&'a self, plan: &'a Plan, stop: Stop) -> Work<'a, Outcome> {
+    fn terminate<'a>(
+        &'a self,
+        plan: &'a CallPlan,
+        stop: PodStopMode,
+    ) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
             self.switch_off(&plan.uid);
-            if stop != Stop::Unknown
+            if stop != PodStopMode::Unknown
                 && let Some(pod) = self.pod(plan).await
             {
                 let runtime = Rc::new(self.read(&plan.uid));
-                plan.line.tell(Step::Stopped { pod, runtime }).await;
+                plan.line.tell(CallStep::Stopped { pod, runtime }).await;
             }
-            plan.line.tell(Step::Changed).await;
-            Outcome::Done
+            plan.line.tell(CallStep::Changed).await;
+            CallOutcome::Done
         })
     }
 
-    fn clean_up<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
+    fn clean_up<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
             let pod = self.pod(plan).await;
-            plan.line.tell(Step::CleanedUp(pod)).await;
-            Outcome::Done
+            plan.line.tell(CallStep::CleanedUp(pod)).await;
+            CallOutcome::Done
         })
     }
 
-    fn remove<'a>(&'a self, uid: &'a PodUid) -> Work<'a, ()> {
+    fn remove<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()> {
         self.pods.borrow_mut().remove(uid);
         Box::pin(future::ready(()))
     }
 
-    fn list(&self) -> Call<'_, Vec<PodItem>> {
+    fn list(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         let pods = self.pods.borrow();
         let list = pods.values().map(PodItem::from).collect();
         Box::pin(future::ready(Ok(list)))
     }
 
-    fn status<'a>(&'a self, uid: &'a PodUid) -> Call<'a, PodRuntimeStatus> {
+    fn status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {
         Box::pin(future::ready(Ok(self.read(uid))))
     }
 
-    fn doorbell(&self) -> Work<'_, ()> {
+    fn doorbell(&self) -> DriverFuture<'_, ()> {
         Box::pin(future::pending())
     }
 }
@@ -170,16 +174,16 @@ fn pods_need_no_containers() {
     let world = World::driven_by(devices);
     world.apply(&[manifest("lamp", json!({})), manifest("pump", json!({}))]);
     world.until("both run", |w| {
-        let runs = |uid: &&str| w.phase(uid) == Some(Phase::Running);
+        let runs = |uid: &&str| w.phase(uid) == Some(PodPhase::Running);
         ["lamp", "pump"].iter().all(runs)
     });
     // Neither a change of the spec nor time switches a machine twice.
     world.advance(s(120));
-    assert_eq!(world.phase("pump"), Some(Phase::Running));
+    assert_eq!(world.phase("pump"), Some(PodPhase::Running));
 
     world.apply(&[manifest("pump", json!({}))]);
     world.until("one is gone", |w| w.is_gone("lamp"));
-    assert_eq!(world.phase("pump"), Some(Phase::Running));
+    assert_eq!(world.phase("pump"), Some(PodPhase::Running));
 
     let _answer = world.stop(true);
     // The agent ends once the driver says that nothing runs any more.

@@ -12,7 +12,7 @@ use super::{
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
-    api::{PodUid, cri::ContainerState, pod_status::Phase},
+    api::{PodUid, cri::ContainerState, pod_status::PodPhase},
     runtime::fake::{OnStop, Op, Trouble},
 };
 
@@ -237,7 +237,7 @@ fn a_deadline_is_told_when_nothing_runs_any_more() {
     let local = world.status(&uid).expect("status");
     assert_eq!(
         (local.phase, &*local.reason, &*local.message),
-        (Phase::Failed, "DeadlineExceeded", text)
+        (PodPhase::Failed, "DeadlineExceeded", text)
     );
     world.advance(s(5));
     let told_status = |name: &str| api.get("ns", name).expect("there")["status"].clone();
@@ -301,7 +301,7 @@ fn another_agent_tells_the_end_of_what_had_ended() {
     assert_eq!(steps(&world, &uid), ["stopped", "cleanedUp"]);
     world.advance(s(60));
     let status = world.status(&uid).expect("status");
-    assert_eq!(status.phase, Phase::Failed);
+    assert_eq!(status.phase, PodPhase::Failed);
     let end = status.container_statuses[0].state.terminated.as_ref();
     assert_eq!(end.map(|t| t.exit_code), Some(3));
 }

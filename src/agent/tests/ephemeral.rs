@@ -10,7 +10,7 @@ use super::{
     world::{IMAGE, World, fault},
 };
 use crate::{
-    api::{PodUid, cri::NamespaceMode, pod_status::Phase},
+    api::{PodUid, cri::NamespaceMode, pod_status::PodPhase},
     runtime::{
         RuntimeError,
         fake::{Op, Trouble},
@@ -188,7 +188,7 @@ fn one_beside_init_containers() {
     world.until("it runs", |_| {
         shown(&api, "d")["state"]["running"].is_object()
     });
-    assert_eq!(world.phase(uid.as_str()), Some(Phase::Pending));
+    assert_eq!(world.phase(uid.as_str()), Some(PodPhase::Pending));
     assert!(world.fake.container(&uid, "c").is_none());
 }
 

@@ -12,13 +12,13 @@ use super::{
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
-    agent::recorder::Severity,
-    api::{PodUid, pod_status::Phase},
+    agent::recorder::EventSeverity,
+    api::{PodUid, pod_status::PodPhase},
     runtime::{
         RuntimeError,
         fake::{Fault, Op, Trouble},
     },
-    server::backend::Figures,
+    server::backend::MetricsEndpoint,
 };
 
 const MIB: i64 = 1 << 20;
@@ -111,7 +111,7 @@ fn the_pod_that_takes_more_than_it_asked_for_goes() {
             ("starved_resource", "memory"),
         ]
     );
-    let page = world.wait(world.metrics.page(Figures::Own));
+    let page = world.wait(world.metrics.page(MetricsEndpoint::Own));
     let page = page.map_err(|refusal| refusal.status);
     let page: String = page.expect("served").collect();
     for line in [
@@ -180,7 +180,10 @@ fn the_status_is_told_before_anything_is_stopped() {
         w.fake.hanging(Op::StopContainer) == 1
     });
     let status = world.status(&uid).expect("known");
-    assert_eq!((status.phase, &*status.reason), (Phase::Failed, "Evicted"));
+    assert_eq!(
+        (status.phase, &*status.reason),
+        (PodPhase::Failed, "Evicted")
+    );
     assert!(world.fake.runs(&PodUid::from(&*uid)));
     assert_eq!(world.events_of("ExceededGracePeriod"), 0);
     world.advance(s(11));
@@ -223,7 +226,7 @@ fn conditions_and_what_they_keep_out() {
     let (world, api) = world(&[]);
     // Critical pods stay: there is no pod that could be evicted.
     world.apply(&[manifest("static", json!({}))]);
-    world.until("runs", |w| w.phase("static") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("static") == Some(PodPhase::Running));
     world.left.set_memory(99 * MIB);
     world.until("is short", |w| condition(w, "MemoryPressure") == "True");
     assert_eq!(condition(&world, "DiskPressure"), "False");
@@ -242,7 +245,7 @@ fn conditions_and_what_they_keep_out() {
     assert_eq!(
         (told.severity, &*told.reason, &*told.message),
         (
-            Severity::Warning,
+            EventSeverity::Warning,
             "Evicted",
             "The node had condition: [MemoryPressure]. "
         )
@@ -258,7 +261,7 @@ fn conditions_and_what_they_keep_out() {
     assert!(world.fake.runs(&PodUid::from(&*late)));
     world.left.set_disk(1 << 20);
     world.until("is short", |w| condition(w, "DiskPressure") == "True");
-    assert_eq!(world.phase("static"), Some(Phase::Running));
+    assert_eq!(world.phase("static"), Some(PodPhase::Running));
 }
 
 #[test]
@@ -407,18 +410,18 @@ fn static_pods_go_only_if_they_may() {
         world.left.set_memory(500 * MIB);
         world.apply(&pods());
         world.until("both run", |w| {
-            ["a", "critical"].map(|p| w.phase(p)) == [Some(Phase::Running); 2]
+            ["a", "critical"].map(|p| w.phase(p)) == [Some(PodPhase::Running); 2]
         });
         world.left.set_memory(90 * MIB);
         world.advance(s(60));
         assert_eq!(world.events_of("Evicted"), want);
-        assert_eq!(world.phase("critical"), Some(Phase::Running));
-        let ended = world.phase("a") == Some(Phase::Failed);
+        assert_eq!(world.phase("critical"), Some(PodPhase::Running));
+        let ended = world.phase("a") == Some(PodPhase::Failed);
         assert_eq!(ended, want == 1);
         // The pod stays as it is, until its manifest changes or the agent starts anew.
         world.left.set_memory(500 * MIB);
         world.advance(s(120));
-        assert_eq!(world.phase("a") == Some(Phase::Failed), want == 1);
+        assert_eq!(world.phase("a") == Some(PodPhase::Failed), want == 1);
     }
 }
 
@@ -445,7 +448,7 @@ fn a_critical_pod_makes_others_go() {
     );
     assert_eq!(world.phase("static"), None, "it is not refused");
     world.fake.release(Op::StopContainer);
-    world.until("runs", |w| w.phase("static") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("static") == Some(PodPhase::Running));
     world.until("is told", |_| api.phase("small") == "Failed");
     let pod = api.get("ns", "small").expect("there");
     assert_eq!(pod["status"]["reason"], "Preempting");
@@ -471,7 +474,7 @@ fn a_critical_pod_makes_others_go() {
         manifest("static", asking("300Mi")),
         manifest("huge", asking("2Gi")),
     ]);
-    world.until("is refused", |w| w.phase("huge") == Some(Phase::Failed));
+    world.until("is refused", |w| w.phase("huge") == Some(PodPhase::Failed));
     let huge = world.status("huge").expect("refused");
     assert_eq!(huge.reason, "UnexpectedAdmissionError");
     assert_eq!(world.events_of("Preempting"), 1);
@@ -484,7 +487,7 @@ fn what_is_short_and_who_would_go() {
     api.create("greedy", json!({}));
     runs(&world, &api, &["modest", "greedy"]);
     world.apply(&[manifest("static", json!({}))]);
-    world.until("runs", |w| w.phase("static") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("static") == Some(PodPhase::Running));
     let view = world.wait(world.asker.ask(|agent| agent.pressure()));
     assert_eq!(view.short, []);
     let mut names: Vec<_> = view.names.values().map(|n| n.name.as_str()).collect();

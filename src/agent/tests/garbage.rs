@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::world::{IMAGE, World, manifest};
 use crate::{
-    api::{PodUid, pod_status::Phase},
+    api::{PodUid, pod_status::PodPhase},
     runtime::{
         RuntimeError, RuntimeService as _,
         fake::{Fault, Op, Trouble},
@@ -41,7 +41,7 @@ fn dead_instances_and_sandboxes_go() {
             .is_some_and(|c| c.restart_count >= 5)
     });
     for _ in 0..3 {
-        world.until("runs", |w| w.phase("lost") == Some(Phase::Running));
+        world.until("runs", |w| w.phase("lost") == Some(PodPhase::Running));
         let one = world
             .fake
             .container(&PodUid::from("lost"), "c")
@@ -115,11 +115,11 @@ fn logs_of_what_runs_are_rotated() {
         let once = json!({"restartPolicy": "Never"});
         world.apply(&[manifest("runs", json!({})), manifest("ended", once)]);
         world.until("run", |w| {
-            [w.phase("runs"), w.phase("ended")] == [Some(Phase::Running); 2]
+            [w.phase("runs"), w.phase("ended")] == [Some(PodPhase::Running); 2]
         });
         let found = |uid: &str| world.fake.container(&PodUid::from(uid), "c").expect("made");
         world.fake.exit(&found("ended").id, 0);
-        world.until("ended", |w| w.phase("ended") == Some(Phase::Succeeded));
+        world.until("ended", |w| w.phase("ended") == Some(PodPhase::Succeeded));
         let live = |uid: &str| std::path::PathBuf::from(found(uid).log_path);
         let write = |uid: &str, bytes: usize| {
             fs::create_dir_all(live(uid).parent().expect("directory")).expect("directory");
@@ -195,7 +195,7 @@ fn a_failure_is_told_and_tried_again() {
     // GC-13 EVT-35
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     let one = world.fake.container(&PodUid::from("a"), "c").expect("runs");
     world.fake.add_fault(Fault {
         op: Op::RemovePodSandbox,
@@ -206,7 +206,7 @@ fn a_failure_is_told_and_tried_again() {
     world.fake.lose_sandbox(&one.sandbox);
     for _ in 0..3 {
         // The last instance refers to the sandbox until the next one has ended.
-        world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+        world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
         let now = world.fake.container(&PodUid::from("a"), "c").expect("runs");
         world.fake.exit(&now.id, 1);
         world.advance(s(100));

@@ -3,11 +3,11 @@
 use alloc::rc::Rc;
 use core::cell::Cell;
 
-use super::{super::eviction::gauge::Gauge, world::Hands};
+use super::{super::eviction::gauge::EvictionGauge, world::Hands};
 use crate::{
-    agent::views::Later,
-    api::{Mono, cri::FsInfo},
-    logic::eviction::{Observations, Reading, Signal},
+    agent::views::LoopFuture,
+    api::{MonoTime, cri::FsInfo},
+    logic::eviction::{EvictionSignal, Observations, ResourceReading},
 };
 
 /// Bytes and inodes of the only disk.
@@ -19,23 +19,23 @@ const PIDS: i64 = 1000;
 pub(in crate::agent) const HARD: &str = "--eviction-hard=memory.available<100Mi,nodefs.available<2Gi,nodefs.inodesFree<50k,\
     pid.available<100";
 /// The thresholds of [`HARD`] as numbers.
-const LEAST: [(Signal, i64); 4] = [
-    (Signal::MemoryAvailable, 100 << 20),
-    (Signal::NodeFsAvailable, 2 << 30),
-    (Signal::NodeFsInodes, 50_000),
-    (Signal::PidAvailable, 100),
+const LEAST: [(EvictionSignal, i64); 4] = [
+    (EvictionSignal::MemoryAvailable, 100 << 20),
+    (EvictionSignal::NodeFsAvailable, 2 << 30),
+    (EvictionSignal::NodeFsInodes, 50_000),
+    (EvictionSignal::PidAvailable, 100),
 ];
 
 /// Looks at one signal that found it short.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::agent) struct Looks {
     pub(in crate::agent) count: u64,
-    pub(in crate::agent) last: Option<Mono>,
+    pub(in crate::agent) last: Option<MonoTime>,
     /// Time of the first of two looks in a row that found it short: one of the two begins a round. The other one may be
     /// the look after a reclaim, which changes no condition.
-    pub(in crate::agent) twice: Option<Mono>,
+    pub(in crate::agent) twice: Option<MonoTime>,
     /// Time of the last look, if it found the signal short.
-    latest: Option<Mono>,
+    latest: Option<MonoTime>,
 }
 
 /// Amounts that are left, as a test sets them. A signal that was not set is not known, and so not short.
@@ -56,7 +56,7 @@ impl Left {
         self.looks.take();
     }
 
-    fn note_look(&self, now: Mono) {
+    fn note_look(&self, now: MonoTime) {
         let (left, mut all) = (self.left.get(), self.looks.get());
         for (looks, (signal, least)) in all.iter_mut().zip(LEAST) {
             let reading = left.reading(signal);
@@ -75,7 +75,7 @@ impl Left {
     pub(in crate::agent) fn set_memory(&self, available: i64) {
         let capacity = 1 << 30;
         self.change(|left| {
-            left.memory = Some(Reading {
+            left.memory = Some(ResourceReading {
                 available,
                 capacity,
             });
@@ -114,7 +114,7 @@ impl Left {
     pub(in crate::agent) fn set_pids(&self, available: i64) {
         let capacity = PIDS;
         self.change(|left| {
-            left.pids = Some(Reading {
+            left.pids = Some(ResourceReading {
                 available,
                 capacity,
             });
@@ -134,8 +134,8 @@ pub(in crate::agent) struct TestGauge {
     pub(in crate::agent) hands: Rc<Hands>,
 }
 
-impl Gauge for TestGauge {
-    fn read(&self) -> Later<'_, Observations> {
+impl EvictionGauge for TestGauge {
+    fn read(&self) -> LoopFuture<'_, Observations> {
         Box::pin(async {
             let at = self.hands.now();
             self.left.note_look(at);

@@ -4,10 +4,10 @@ use core::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::super::{core::Event, recorder::Severity};
+use super::super::{core::AgentEvent, recorder::EventSeverity};
 use super::world::{IMAGE, World, manifest};
 use crate::{
-    api::{PodUid, cri::ContainerState, pod_status::Phase},
+    api::{PodUid, cri::ContainerState, pod_status::PodPhase},
     runtime::{
         RuntimeError,
         fake::{Fake, Fault, Op, Trouble},
@@ -149,7 +149,7 @@ fn an_image_volume_that_is_missing_holds_up_those_that_mount_it_alone() {
             "{what}: {shown}: {message}"
         );
         assert!(running(&world, "a", "alone"), "{what}");
-        assert_eq!(world.phase("a"), Some(Phase::Pending), "{what}");
+        assert_eq!(world.phase("a"), Some(PodPhase::Pending), "{what}");
         let full = if reference == "model" {
             "model:latest"
         } else {
@@ -204,8 +204,11 @@ fn what_waits_for_an_image_volume_starts_when_it_is_there() {
     world.advance(s(200));
     world.fake.offer_image(MODEL);
     let before = world.now();
-    world.events.try_send(Event::ImagesArrived).expect("room");
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world
+        .events
+        .try_send(AgentEvent::ImagesArrived)
+        .expect("room");
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     assert!(world.now() - before < s(2), "nobody waits out a back-off");
     // An image that no container mounts was not pulled.
     assert_eq!(pulls(&world, "nobody/s:1"), 0);
@@ -217,7 +220,7 @@ fn an_image_volume_reaches_the_runtime_and_is_in_use() {
     let world = World::new();
     world.fake.offer_image(MODEL);
     world.apply(&[with_volume("a", json!({"reference": MODEL}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     let uid = PodUid::from("a");
     let image = world.fake.add_image(MODEL);
     let mounts = |name: &str| {
@@ -325,7 +328,7 @@ fn a_container_is_made_of_what_lookup_or_pull_returned() {
         }
         let container = json!({"name": "c", "image": written, "command": ["sleep"]});
         world.apply(&[manifest("a", json!({"containers": [container]}))]);
-        world.until(&what, |w| w.phase("a") == Some(Phase::Running));
+        world.until(&what, |w| w.phase("a") == Some(PodPhase::Running));
         let config = world.fake.config(&"a".into(), "c").expect("created");
         assert_eq!(config.image, world.fake.add_image(reference), "{what}");
         assert_ne!(config.image, reference, "{what}: an id");
@@ -347,11 +350,11 @@ fn a_runtime_that_refuses_is_the_reason_a_container_waits() {
         world.until(reason, |w| {
             waiting(w, "a", "c") == Some((reason.into(), "broken".into()))
         });
-        assert_eq!(world.phase("a"), Some(Phase::Pending));
+        assert_eq!(world.phase("a"), Some(PodPhase::Pending));
         let told = [("spec.containers{c}".to_owned(), "Error: broken".to_owned())];
         assert_eq!(events(&world, "Failed"), told, "{reason}");
         // A call that was refused once is tried again.
-        world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+        world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
         assert_eq!(waiting(&world, "a", "c"), None);
     }
 }
@@ -429,13 +432,13 @@ fn whatever_keeps_a_container_from_starting_is_told_of_it() {
             let all = w.parts.tools.recorder.newest(None, usize::MAX).into_iter();
             let about = all.filter(|e| e.field_path == "spec.containers{c}");
             about
-                .filter(|e| e.severity == Severity::Warning)
+                .filter(|e| e.severity == EventSeverity::Warning)
                 .collect::<Vec<_>>()
         };
         world.until(name, |w| {
             waiting(w, "a", "c").is_some_and(|(why, _)| why == reason) && !told(w).is_empty()
         });
-        assert_eq!(world.phase("a"), Some(Phase::Pending), "{name}");
+        assert_eq!(world.phase("a"), Some(PodPhase::Pending), "{name}");
         let told = told(&world);
         for (reason, begins) in expected {
             assert!(
@@ -479,7 +482,7 @@ fn a_program_that_cannot_be_started_is_a_reason_and_a_last_state() {
         waiting(w, "again", "c") == Some(("RunContainerError".into(), text.into()))
             && ended(w, "again", false).as_ref() == Some(&wanted)
     });
-    world.until("fails", |w| w.phase("once") == Some(Phase::Failed));
+    world.until("fails", |w| w.phase("once") == Some(PodPhase::Failed));
     assert_eq!(
         ended(&world, "once", true),
         Some(wanted),

@@ -5,12 +5,12 @@ use core::{cell::Cell, time::Duration};
 use serde_json::{Value, json};
 
 use super::super::{
-    core::Event,
-    ring::{self, Heard, Line, Made},
+    core::AgentEvent,
+    ring::{self, RecordedEffect, RecordedEvent, RecordedLine},
 };
 use super::world::{IMAGE, World, fails, manifest};
 use crate::{
-    api::{Mono, PodUid, cri::ContainerState, pod::CONFIG_SOURCE, pod_status::Phase},
+    api::{MonoTime, PodUid, cri::ContainerState, pod::CONFIG_SOURCE, pod_status::PodPhase},
     runtime::fake::{Fault, OnStop, Op, Trouble},
 };
 
@@ -22,7 +22,7 @@ const fn s(n: u64) -> Duration {
 fn a_manifest_comes_and_goes() {
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     assert!(world.now().0 < 2000, "at {:?}", world.now());
     world.advance(s(180));
     let starts = world.fake.take_calls().into_iter();
@@ -51,8 +51,11 @@ fn a_missing_image_arrives() {
     assert_eq!(world.waiting("a").as_deref(), Some("ImagePullBackOff"));
     world.fake.offer_image("later:1");
     let before = world.now();
-    world.events.try_send(Event::ImagesArrived).expect("room");
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world
+        .events
+        .try_send(AgentEvent::ImagesArrived)
+        .expect("room");
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     assert!(world.now() - before < s(2), "nobody waits out a back-off");
 }
 
@@ -119,7 +122,7 @@ fn when_a_registry_is_asked() {
         world.apply(&[manifest("a", json!({"containers": [container]}))]);
         let what = format!("{image} {there} {policy:?}");
         world.until(&what, |w| match reason {
-            None => w.phase("a") == Some(Phase::Running),
+            None => w.phase("a") == Some(PodPhase::Running),
             Some(reason) => w.waiting("a").as_deref() == Some(reason),
         });
         let calls = world.fake.take_calls().into_iter();
@@ -147,7 +150,7 @@ fn when_a_registry_is_asked() {
     world.fake.offer_image("a:1");
     let container = json!({"name": "c", "image": "a:1", "imagePullPolicy": "Always"});
     world.apply(&[manifest("a", json!({"containers": [container]}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     assert_eq!(
         (world.events_of("Pulling"), world.events_of("Pulled")),
         (1, 1)
@@ -168,7 +171,7 @@ fn a_pod_that_is_to_end_waits_for_no_pull() {
     world.apply(&[manifest("a", json!({"containers": [container]}))]);
     world.until("pulls", |w| w.fake.hanging(Op::PullImage) == 1);
     world.advance(s(3600));
-    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    assert_eq!(world.phase("a"), Some(PodPhase::Pending));
     world.apply(&[]);
     let before = world.now();
     world.until("is gone", |w| w.is_gone("a"));
@@ -220,7 +223,7 @@ fn a_crash_loop_stays_slow_under_another_agent() {
 fn a_lost_sandbox_is_replaced() {
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     let uid = PodUid::from("a");
     let before = world.fake.container(&uid, "c").expect("runs");
     world.fake.lose_sandbox(&before.sandbox);
@@ -279,7 +282,7 @@ fn a_pod_comes_back_under_its_uid_while_it_ends() {
     world.fake.add_image("other:1");
     world.fake.on_stop("c", OnStop::Ignores);
     world.apply(&[manifest("a", json!({}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.apply(&[]);
     world.advance(s(1));
     let containers = json!([{"name": "d", "image": "other:1", "command": ["sleep"]}]);
@@ -295,7 +298,7 @@ fn a_pod_comes_back_under_its_uid_while_it_ends() {
             .container(&uid, "d")
             .is_some_and(|c| c.state == ContainerState::Running)
     });
-    world.until("is told", |w| w.phase("a") == Some(Phase::Running));
+    world.until("is told", |w| w.phase("a") == Some(PodPhase::Running));
     assert!(
         !world
             .parts
@@ -334,14 +337,16 @@ fn the_agent_restarts_and_pods_do_not_notice() {
     let pods = [manifest("a", json!({})), manifest("b", json!({}))];
     world.apply(&pods);
     world.until("run", |w| {
-        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+        [w.phase("a"), w.phase("b")] == [Some(PodPhase::Running); 2]
     });
     let ids = |w: &World| ["a", "b"].map(|u| w.fake.container(&PodUid::from(u), "c").map(|c| c.id));
     let before = ids(&world);
     let world = world.restart_agent();
     world.advance(s(10));
     world.apply(&pods[..1]);
-    world.until("is known again", |w| w.phase("a") == Some(Phase::Running));
+    world.until("is known again", |w| {
+        w.phase("a") == Some(PodPhase::Running)
+    });
     world.until("what is no longer configured is ended", |w| w.is_gone("b"));
     assert_eq!(ids(&world)[0], before[0]);
 }
@@ -360,7 +365,7 @@ fn what_runs_is_admitted_again_under_another_agent() {
     ];
     world.apply(&pods[..2]);
     world.until("run", |w| {
-        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+        [w.phase("a"), w.phase("b")] == [Some(PodPhase::Running); 2]
     });
     world.advance(s(5));
     let id = |w: &World, uid: &str| w.fake.container(&PodUid::from(uid), "c").map(|c| c.id);
@@ -372,7 +377,7 @@ fn what_runs_is_admitted_again_under_another_agent() {
     world.fake.take_calls();
     world.apply(&pods);
     for uid in ["b", "new"] {
-        world.until("is refused", |w| w.phase(uid) == Some(Phase::Failed));
+        world.until("is refused", |w| w.phase(uid) == Some(PodPhase::Failed));
         let status = world.status(uid).expect("status");
         // Static pods are critical (ADM-14): the message tells that no pod can be evicted for them.
         assert_eq!(status.reason, "UnexpectedAdmissionError", "{uid}");
@@ -391,7 +396,7 @@ fn what_runs_is_admitted_again_under_another_agent() {
     assert_eq!(id(&world, "a"), before);
     assert_eq!(id(&world, "new"), None);
     let phases = ["a", "b", "new"].map(|uid| world.phase(uid));
-    let expected = [Phase::Running, Phase::Failed, Phase::Failed];
+    let expected = [PodPhase::Running, PodPhase::Failed, PodPhase::Failed];
     assert_eq!(phases, expected.map(Some), "none is asked again");
 }
 
@@ -428,11 +433,11 @@ fn what_has_ended_for_good_stays_so_after_a_reboot() {
     };
     let ended = |w: &World| {
         let phase = |uid: &str| w.phase(uid);
-        let terminal = |uid: &str| phase(uid).is_some_and(Phase::is_terminal);
+        let terminal = |uid: &str| phase(uid).is_some_and(PodPhase::is_terminal);
         ["done", "failed", "succeeded"].into_iter().all(terminal)
             && ["ran", "retried", "always"]
                 .into_iter()
-                .all(|uid| phase(uid) == Some(Phase::Running))
+                .all(|uid| phase(uid) == Some(PodPhase::Running))
     };
     world.apply(&pods);
     world.until("all have come so far", ended);
@@ -448,7 +453,7 @@ fn what_has_ended_for_good_stays_so_after_a_reboot() {
     let world = world.reboot();
     world.apply(&pods);
     world.until("two run", |w| {
-        let runs = |uid: &str| w.phase(uid) == Some(Phase::Running);
+        let runs = |uid: &str| w.phase(uid) == Some(PodPhase::Running);
         runs("retried") && runs("always") && w.phase("ran").is_some()
     });
     world.advance(s(120));
@@ -458,10 +463,10 @@ fn what_has_ended_for_good_stays_so_after_a_reboot() {
         "those that have not ended and may begin again"
     );
     for (uid, phase, code) in [
-        ("done", Phase::Succeeded, 0),
-        ("failed", Phase::Failed, 3),
-        ("succeeded", Phase::Succeeded, 0),
-        ("ran", Phase::Failed, 137),
+        ("done", PodPhase::Succeeded, 0),
+        ("failed", PodPhase::Failed, 3),
+        ("succeeded", PodPhase::Succeeded, 0),
+        ("ran", PodPhase::Failed, 137),
     ] {
         let status = world.status(uid).expect("status");
         assert_eq!(status.phase, phase, "{uid}");
@@ -478,13 +483,13 @@ fn what_has_ended_for_good_stays_so_after_a_reboot() {
     });
     assert_eq!(starts(&world), 0);
     world.apply(&pods);
-    world.until("they ran", |w| w.phase("failed") == Some(Phase::Failed));
-    world.until("they ran", |w| w.phase("done") == Some(Phase::Succeeded));
+    world.until("they ran", |w| w.phase("failed") == Some(PodPhase::Failed));
+    world.until("they ran", |w| w.phase("done") == Some(PodPhase::Succeeded));
     assert_eq!(starts(&world), 3);
     // A changed manifest is another pod, too, even with the same uid.
     let world = world.reboot();
     world.apply(&[manifest("done", json!({"restartPolicy": "Never"}))]);
-    world.until("it runs", |w| w.phase("done") == Some(Phase::Running));
+    world.until("it runs", |w| w.phase("done") == Some(PodPhase::Running));
 }
 
 #[test]
@@ -498,7 +503,7 @@ fn a_pod_edited_while_no_agent_ran_waits_for_the_one_that_had_its_name() {
     let [old, new] = ["old", "new"].map(PodUid::from);
     let world = World::new();
     world.apply(&[pod("old")]);
-    world.until("runs", |w| w.phase("old") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("old") == Some(PodPhase::Running));
     // The old pod ends slowly.
     world.fake.on_stop("c", OnStop::Ignores);
     let world = world.restart_agent();
@@ -521,7 +526,7 @@ fn pods_at_a_url() {
     world.apply(&[manifest("file", json!({}))]);
     world.apply_from_url(&[manifest("url", json!({}))]);
     for uid in ["file", "url"] {
-        world.until("runs", |w| w.phase(uid) == Some(Phase::Running));
+        world.until("runs", |w| w.phase(uid) == Some(PodPhase::Running));
     }
     let source = |w: &World, uid: &str| {
         let record = w.parts.machine.store.read::<Value>(&PodUid::from(uid));
@@ -540,7 +545,7 @@ fn pods_at_a_url() {
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("file"));
     world.apply(&[manifest("file", json!({}))]);
-    world.until("runs", |w| w.phase("file") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("file") == Some(PodPhase::Running));
     // Until the URL was read, its pods cannot be known as removed.
     let url = PodUid::from("url");
     let world = world.restart_agent();
@@ -549,7 +554,7 @@ fn pods_at_a_url() {
     assert!(world.fake.runs(&url));
     world.fake.take_calls();
     world.apply_from_url(&[manifest("url", json!({}))]);
-    world.until("is known", |w| w.phase("url") == Some(Phase::Running));
+    world.until("is known", |w| w.phase("url") == Some(PodPhase::Running));
     let calls = world.fake.take_calls();
     assert!(
         !calls
@@ -558,7 +563,7 @@ fn pods_at_a_url() {
     );
     world.apply_from_url(&[]);
     world.until("is gone", |w| w.is_gone("url"));
-    assert_eq!(world.phase("file"), Some(Phase::Running));
+    assert_eq!(world.phase("file"), Some(PodPhase::Running));
 }
 
 #[test]
@@ -600,7 +605,7 @@ fn a_container_that_has_succeeded_stays_so_after_a_reboot_while_its_pod_goes_on(
         world.advance(s(120));
         assert!(instance(&world, "c").is_none(), "it runs again");
         assert_eq!(ended(&world, "c"), first, "and is shown as it ended");
-        assert_eq!(world.phase("half"), Some(Phase::Running));
+        assert_eq!(world.phase("half"), Some(PodPhase::Running));
     }
     // The other two succeed, one after the other: that is the end of the pod.
     for name in ["d", "e"] {
@@ -611,7 +616,7 @@ fn a_container_that_has_succeeded_stays_so_after_a_reboot_while_its_pod_goes_on(
         world.apply(&pod);
         world.advance(s(120));
     }
-    assert_eq!(world.phase("half"), Some(Phase::Succeeded));
+    assert_eq!(world.phase("half"), Some(PodPhase::Succeeded));
     assert!(instance(&world, "e").is_none(), "it has ended");
     // A manifest that goes and comes back is a new pod.
     world.apply(&[]);
@@ -632,7 +637,7 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
         manifest("b", json!({"containers": crash})),
         manifest("d", json!({"containers": pending})),
     ]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.advance(s(30));
     let answer = world.stop(true);
     world.settle();
@@ -654,7 +659,7 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
 
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     let _answer = world.stop(false);
     world.until("ends", World::has_ended);
     assert_eq!(
@@ -666,7 +671,7 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
     );
 }
 
-pub(super) fn dump(world: &World) -> Vec<Line> {
+pub(super) fn dump(world: &World) -> Vec<RecordedLine> {
     let text = world.agent.borrow().dump();
     let (header, lines) = ring::tests::parse(&text).expect("a dump");
     assert_eq!(header.lost, 0);
@@ -681,7 +686,7 @@ fn a_dump_tells_all_and_replays() {
     world.until("run", |w| {
         ["a", "b"]
             .iter()
-            .all(|p| w.phase(p) == Some(Phase::Running))
+            .all(|p| w.phase(p) == Some(PodPhase::Running))
     });
     world.advance(s(70));
     world.apply(&[sleeper("b")]);
@@ -693,10 +698,10 @@ fn a_dump_tells_all_and_replays() {
     let of_a: Vec<&str> = told
         .iter()
         .filter_map(|line| match (&line.heard, &line.done) {
-            (Some(Heard::Add(seen)), _) if seen.pod == "a" => Some("add"),
-            (Some(Heard::Remove { pod }), _) if pod == "a" => Some("remove"),
-            (_, Some(Made::Gone { pod, .. })) if pod == "a" => Some("gone"),
-            (_, Some(Made::Start { pod, call, .. })) if pod == "a" && call != "sync" => {
+            (Some(RecordedEvent::Add(seen)), _) if seen.pod == "a" => Some("add"),
+            (Some(RecordedEvent::Remove { pod }), _) if pod == "a" => Some("remove"),
+            (_, Some(RecordedEffect::Gone { pod, .. })) if pod == "a" => Some("gone"),
+            (_, Some(RecordedEffect::Start { pod, call, .. })) if pod == "a" && call != "sync" => {
                 Some(if call == "terminating" {
                     "ends"
                 } else {
@@ -707,10 +712,10 @@ fn a_dump_tells_all_and_replays() {
         })
         .collect();
     assert_eq!(of_a, ["add", "remove", "ends", "ended", "gone"]);
-    let count = |f: fn(&Line) -> bool| told.iter().filter(|l| f(l)).count();
+    let count = |f: fn(&RecordedLine) -> bool| told.iter().filter(|l| f(l)).count();
     assert_eq!(
-        count(|l| matches!(l.done, Some(Made::Start { .. }))),
-        count(|l| matches!(l.heard, Some(Heard::Done { .. }))),
+        count(|l| matches!(l.done, Some(RecordedEffect::Start { .. }))),
+        count(|l| matches!(l.heard, Some(RecordedEvent::Done { .. }))),
         "every call that began has ended"
     );
 
@@ -723,11 +728,11 @@ fn a_dump_tells_all_and_replays() {
         let mut changed = false;
         while at < told.len() && told[at].t == t {
             match &told[at].heard {
-                Some(Heard::Add(seen)) => {
+                Some(RecordedEvent::Add(seen)) => {
                     configured.push(seen.pod.clone());
                     changed = true;
                 }
-                Some(Heard::Remove { pod }) => {
+                Some(RecordedEvent::Remove { pod }) => {
                     configured.retain(|p| p != pod);
                     changed = true;
                 }
@@ -736,7 +741,7 @@ fn a_dump_tells_all_and_replays() {
             at += 1;
         }
         if changed {
-            again.advance(Mono(t) - again.now());
+            again.advance(MonoTime(t) - again.now());
             let manifests: Vec<_> = configured.iter().map(|p| sleeper(p)).collect();
             again.apply(&manifests);
         }
@@ -756,9 +761,9 @@ fn pods_that_come_before_the_runtime_was_listed() {
     let world = World::new();
     world.fake.offer_image("other:1");
     world.apply(&[with_port("z")]);
-    world.until("runs", |w| w.phase("z") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("z") == Some(PodPhase::Running));
     world.apply(&[with_port("a"), with_port("z")]);
-    world.until("is refused", |w| w.phase("a") == Some(Phase::Failed));
+    world.until("is refused", |w| w.phase("a") == Some(PodPhase::Failed));
     let ran = world.fake.container(&PodUid::from("z"), "c").expect("runs");
 
     let world = world.restart_agent_with(|fake| {
@@ -783,7 +788,7 @@ fn pods_that_come_before_the_runtime_was_listed() {
         made.map(|(_, of)| of).collect::<Vec<_>>()
     };
     assert!(sandboxes(&world).is_empty(), "nobody knows who runs");
-    world.until("runs", |w| w.phase("edited") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("edited") == Some(PodPhase::Running));
     world.advance(s(60));
     let made = sandboxes(&world);
     assert!(made.len() == 1 && made[0].contains("edited"), "{made:?}");
@@ -791,7 +796,7 @@ fn pods_that_come_before_the_runtime_was_listed() {
         .image
         .clone();
     assert_eq!(image, "other:1", "the newest word counts");
-    assert_eq!(world.phase("a"), Some(Phase::Failed), "it has no place");
+    assert_eq!(world.phase("a"), Some(PodPhase::Failed), "it has no place");
     let runs = world.fake.container(&PodUid::from("z"), "c").expect("runs");
     assert_eq!((runs.id, runs.state), (ran.id, ContainerState::Running));
 }

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::super::{cluster, link_policy::LinkPolicy as _};
 use super::world::{NODE, World};
 use crate::{
-    api::Wall,
-    kube::{Api, Cluster, HttpApi, Kubeconfig, Rates, Timeouts},
+    api::WallTime,
+    kube::{ClientTimeouts, HttpApi, KubeApi, Kubeconfig, RequestRates, SharedApiserver},
     net::ProxyVariables,
 };
 
@@ -19,11 +19,15 @@ const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-pub(super) fn api(server: &TestServer) -> Arc<dyn Api> {
+pub(super) fn api(server: &TestServer) -> Arc<dyn KubeApi> {
     let text = server.kubeconfig_for_node(NODE).expect("kubeconfig");
     let config = Kubeconfig::parse("/k".as_ref(), text.as_bytes(), &[]).expect("kubeconfig");
-    let cluster = Arc::new(Cluster::new(config, ProxyVariables::default(), None));
-    let (timeouts, rates) = (Timeouts::default(), Rates::default());
+    let cluster = Arc::new(SharedApiserver::new(
+        config,
+        ProxyVariables::default(),
+        None,
+    ));
+    let (timeouts, rates) = (ClientTimeouts::default(), RequestRates::default());
     Arc::new(HttpApi::new(&cluster, timeouts, rates, None))
 }
 
@@ -401,7 +405,7 @@ fn what_the_link_costs_changes_with_the_way() {
     let shown = || {
         let limits = world.parts.owners.link_limits.as_ref();
         let limits = limits.expect("it is configured");
-        let mut conditions = limits.conditions(Wall::from_secs(0));
+        let mut conditions = limits.conditions(WallTime::from_secs(0));
         let condition = conditions.pop().expect("it depends on the way");
         (condition.status, limits.state().cost.expect("the same"))
     };

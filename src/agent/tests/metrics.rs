@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 
 use super::world::{World, fails, manifest};
 use crate::{
-    api::stats::Detail,
+    api::stats::StatsDetail,
     runtime::fake::Op,
-    server::backend::{Figures, Pieces},
+    server::backend::{MetricsEndpoint, TextPieces},
 };
 
-fn asked(world: &World, figures: Figures) -> Result<Pieces, u16> {
+fn asked(world: &World, figures: MetricsEndpoint) -> Result<TextPieces, u16> {
     let page = world.wait(world.metrics.page(figures));
     page.map_err(|refusal| refusal.status)
 }
 
-fn text(world: &World, figures: Figures) -> String {
+fn text(world: &World, figures: MetricsEndpoint) -> String {
     asked(world, figures).expect("served").collect()
 }
 
@@ -30,7 +30,7 @@ fn work_is_counted() {
     let world = World::new();
     world.fake.add_fault(fails(Op::RunPodSandbox, 1));
     world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
-    let page = || text(&world, Figures::Own);
+    let page = || text(&world, MetricsEndpoint::Own);
     world.until("both run", |_| {
         page().contains("\nkubelet_running_pods 2\n")
     });
@@ -55,7 +55,7 @@ fn work_is_counted() {
     }
     assert!(!world.agent.borrow().pods().some_start());
     line(
-        &self::text(&world, Figures::Slis),
+        &self::text(&world, MetricsEndpoint::Slis),
         "kubernetes_healthcheck{name=\"syncloop\",type=\"healthz\"} 1",
     );
 }
@@ -67,7 +67,7 @@ fn rates_come_with_the_second_question() {
     world.apply(&[manifest("a", json!({}))]);
     world.advance(Duration::from_secs(5));
     let cpu = || -> Value {
-        let text = text(&world, Figures::Summary(Detail::Basic));
+        let text = text(&world, MetricsEndpoint::Summary(StatsDetail::Basic));
         let summary: Value = serde_json::from_str(&text).expect("JSON");
         let pods = summary["pods"].as_array().expect("pods").clone();
         assert_eq!(pods.len(), 1, "{text}");
@@ -77,13 +77,13 @@ fn rates_come_with_the_second_question() {
     world.advance(Duration::from_secs(10));
     // Every container of the fake uses this much.
     assert_eq!(cpu()["usageNanoCores"], 10_000_000);
-    let text = text(&world, Figures::Resource);
+    let text = text(&world, MetricsEndpoint::Resource);
     assert!(text.contains("container_cpu_usage_seconds_total{container="));
     line(&text, "resource_scrape_error 0");
     world.fake.add_fault(fails(Op::ListPodUsage, 1));
     world.advance(Duration::from_secs(2));
     line(
-        &self::text(&world, Figures::Resource),
+        &self::text(&world, MetricsEndpoint::Resource),
         "resource_scrape_error 1",
     );
 }
@@ -92,10 +92,10 @@ fn rates_come_with_the_second_question() {
 fn few_read_at_a_time() {
     // SRV-16
     let world = World::new();
-    let mut readers: Vec<Pieces> = (0..4)
-        .map(|_| asked(&world, Figures::Resource).expect("served"))
+    let mut readers: Vec<TextPieces> = (0..4)
+        .map(|_| asked(&world, MetricsEndpoint::Resource).expect("served"))
         .collect();
-    assert_eq!(asked(&world, Figures::Own).err(), Some(429));
+    assert_eq!(asked(&world, MetricsEndpoint::Own).err(), Some(429));
     readers.pop();
-    assert!(asked(&world, Figures::Own).is_ok());
+    assert!(asked(&world, MetricsEndpoint::Own).is_ok());
 }

@@ -16,16 +16,16 @@ use super::{
     world::{IMAGE, NODE, World, fault, manifest},
 };
 use crate::{
-    agent::images::{ImageCommands, Stock},
-    api::{PodUid, Wall, pod_status::Phase, stats::Detail},
-    image::pull::Settings,
+    agent::images::{ImageCommands, ImageStock},
+    api::{PodUid, WallTime, pod_status::PodPhase, stats::StatsDetail},
+    image::pull::PullSettings,
     logic::object_table::TTL_ANNOTATION,
     runtime::{
         ImageService as _, RuntimeError,
         fake::{Op, Trouble as FakeTrouble},
         runc::store_images::StoreImages,
     },
-    server::backend::Figures,
+    server::backend::MetricsEndpoint,
     sys::lane::Lane,
 };
 
@@ -101,7 +101,7 @@ fn copies(world: &World) -> Vec<PathBuf> {
 }
 
 fn runs(world: &World, uid: &str) {
-    world.until("runs", |w| w.phase(uid) == Some(Phase::Running));
+    world.until("runs", |w| w.phase(uid) == Some(PodPhase::Running));
 }
 
 /// Creates a pod, and waits until it runs.
@@ -159,7 +159,7 @@ fn a_config_map_is_followed_and_never_emptied_by_trouble() {
     // The ConfigMap is gone: an optional source is empty from then on.
     api.remove_object("configmaps/ns/cm");
     world.until("is emptied", |w| text(w).is_none());
-    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Running));
     api.put_object("configmaps/ns/cm", config_map("three"));
     world.until("comes back", |w| text(w).as_deref() == Some("three"));
 }
@@ -376,7 +376,7 @@ fn a_clock_that_is_set_while_nobody_answers_ends_no_token() {
     let world = world.restart_agent();
     world.apply(&[]);
     let cluster = world.parts.owners.cluster.as_ref().expect("a cluster");
-    let later = Wall::from_secs(world.true_wall().secs() + 3 * 86_400);
+    let later = WallTime::from_secs(world.true_wall().secs() + 3 * 86_400);
     cluster.hear_date(later, world.now());
     api.set_link(Link::Down);
     asked(&api, "tokens/");
@@ -429,7 +429,7 @@ fn a_boot_without_the_apiserver_uses_what_was_known() {
     let other = json!({"name": "v", "configMap": {"name": "other", "defaultMode": 420}});
     let uid = api.create("b", mounting(&[other]));
     world.until("is told", |w| w.events_of("FailedMount") > 0);
-    assert_eq!(world.phase(&uid), Some(Phase::Pending));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Pending));
     api.take_asked();
     world.advance(s(600));
     let questions = api.take_asked().len();
@@ -543,9 +543,9 @@ fn claims_are_read_live_once() {
     };
     let capacity =
         "kubelet_volume_stats_capacity_bytes{namespace=\"ns\",persistentvolumeclaim=\"data\"} ";
-    assert!(figures(Figures::Own).contains(capacity));
+    assert!(figures(MetricsEndpoint::Own).contains(capacity));
     let summary: Value =
-        serde_json::from_str(&figures(Figures::Summary(Detail::Full))).expect("JSON");
+        serde_json::from_str(&figures(MetricsEndpoint::Summary(StatsDetail::Full))).expect("JSON");
     let volumes = summary["pods"][0]["volume"].as_array().expect("volumes");
     let claimed_one = volumes.iter().find(|v| v["pvcRef"]["name"] == "data");
     let claimed_one = claimed_one.expect("the claim's");
@@ -664,10 +664,10 @@ fn what_an_image_was_pulled_with_ends_with_it() {
     end(&world, &api, "first", &uid);
     let (parts, lane) = (&world.parts, Lane::inline());
     let store = world.dir().join("store");
-    let store = StoreImages::open(store, Settings::default(), lane.clone(), lane);
+    let store = StoreImages::open(store, PullSettings::default(), lane.clone(), lane);
     let commands = ImageCommands {
         images: Rc::clone(&parts.owners.images),
-        stock: Stock::Own(smol::future::block_on(store).expect("store")),
+        stock: ImageStock::Own(smol::future::block_on(store).expect("store")),
         runtime: Rc::clone(&parts.machine.runtime),
     };
     smol::future::block_on(commands.remove(PRIVATE)).expect("removed");
@@ -710,7 +710,7 @@ fn a_pull_that_a_crash_ended_is_asked_for_again() {
     });
     smol::future::block_on(world.parts.owners.images.tidy());
     world.advance(s(600));
-    assert_ne!(world.phase(&other), Some(Phase::Running));
+    assert_ne!(world.phase(&other), Some(PodPhase::Running));
 }
 
 /// Objects over HTTPS, from a server that refuses every request that a node may not make.

@@ -12,9 +12,9 @@ use super::{
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
-    agent::{recorder::Severity, ring::Heard},
-    api::{PodUid, cri::ContainerState, pod_status::Phase},
-    probe::{AskError, Unanswered},
+    agent::{recorder::EventSeverity, ring::RecordedEvent},
+    api::{PodUid, cri::ContainerState, pod_status::PodPhase},
+    probe::{ProbeRequestError, UnansweredRequest},
     runtime::fake::{Op, Trouble},
 };
 
@@ -62,14 +62,14 @@ pub(super) fn steps(world: &World, uid: &str) -> Vec<String> {
     let lines = dump(world).into_iter();
     lines
         .filter_map(|line| match line.heard {
-            Some(Heard::Step(step)) if step.pod == uid => Some(step.step),
+            Some(RecordedEvent::Step(step)) if step.pod == uid => Some(step.step),
             _ => None,
         })
         .collect()
 }
 
 pub(super) fn runs(world: &World, uid: &str) {
-    world.until("runs", |w| w.phase(uid) == Some(Phase::Running));
+    world.until("runs", |w| w.phase(uid) == Some(PodPhase::Running));
 }
 
 pub(super) fn state(world: &World, uid: &str, container: &str) -> Option<ContainerState> {
@@ -154,7 +154,7 @@ fn a_sync_takes_its_steps_in_order_and_ends_where_one_fails() {
         "{told_of_network:?}"
     );
     // The status was told before the step.
-    assert_eq!(world.phase(&uid), Some(Phase::Pending));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Pending));
     assert_eq!(world.waiting(&uid).as_deref(), Some("ContainerCreating"));
     let tries = u64::from(world.events_of("NetworkNotReady"));
     let took = (world.now() - before).as_secs();
@@ -233,7 +233,7 @@ fn a_pod_whose_cgroup_has_gone_starts_anew_with_its_limits() {
         let kill = named(&[(Op::StopContainer, "c"), (Op::StopPodSandbox, "a")]);
         assert_eq!(operations(&world)[..2], kill, "{policy}");
         if policy == "Never" {
-            world.until("has failed", |w| w.phase("a") == Some(Phase::Failed));
+            world.until("has failed", |w| w.phase("a") == Some(PodPhase::Failed));
             world.advance(s(100));
             assert!(!dir.exists(), "nothing of it runs again");
             assert_eq!(world.events_of("FailedCreatePodContainer"), 0);
@@ -461,7 +461,7 @@ fn errors_of_the_runtime_are_told_once_and_say_when_to_try_again() {
         .into_iter()
         .rev()
         .find_map(|line| match line.heard {
-            Some(Heard::Done {
+            Some(RecordedEvent::Done {
                 pod,
                 outcome,
                 until_ms,
@@ -511,43 +511,43 @@ fn what_is_told_of_pods_and_containers() {
     for (reason, severity, of, begins) in [
         (
             "NetworkNotReady",
-            Severity::Warning,
+            EventSeverity::Warning,
             "",
             "network is not ready: ",
         ),
         (
             "FailedCreatePodSandBox",
-            Severity::Warning,
+            EventSeverity::Warning,
             "",
             "Failed to create pod sandbox: ",
         ),
         (
             "SandboxChanged",
-            Severity::Normal,
+            EventSeverity::Normal,
             "",
             "Pod sandbox changed, it will be killed and re-created.",
         ),
         (
             "FailedMount",
-            Severity::Warning,
+            EventSeverity::Warning,
             "",
             "MountVolume.SetUp failed for volume \"v\" : ",
         ),
         (
             "FailedKillPod",
-            Severity::Warning,
+            EventSeverity::Warning,
             "",
             "error killing pod: ",
         ),
         (
             "Created",
-            Severity::Normal,
+            EventSeverity::Normal,
             "spec.containers{c}",
             "Container created",
         ),
         (
             "Started",
-            Severity::Normal,
+            EventSeverity::Normal,
             "spec.containers{c}",
             "Container started",
         ),
@@ -573,9 +573,9 @@ fn a_container_whose_hook_fails_waits_for_that_reason() {
     let hook = json!({"postStart": {"httpGet": {"port": 80}}});
     let containers =
         json!([{"name": "c", "image": IMAGE, "command": ["sleep"], "lifecycle": hook}]);
-    world.wire.hook_ends(Err(Unanswered {
+    world.wire.hook_ends(Err(UnansweredRequest {
         url: "secret".into(),
-        source: AskError::Peer("EOF".into()),
+        source: ProbeRequestError::Peer("EOF".into()),
     }));
     world
         .fake

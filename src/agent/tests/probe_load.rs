@@ -11,13 +11,13 @@ use super::{
     world::{IMAGE, World, fault, manifest},
 };
 use crate::{
-    api::pod_status::Phase,
-    logic::probe::{Counts, NodeFigures, ProbeKind},
-    probe::Answer,
+    api::pod_status::PodPhase,
+    logic::probe::{NodeProbeFigures, ProbeCounts, ProbeKind},
+    probe::ProbeAnswer,
     runtime::fake::{Fault, Op, Trouble},
 };
 
-fn figures(world: &World) -> NodeFigures {
+fn figures(world: &World) -> NodeProbeFigures {
     world.wait(world.asker.ask(Agent::probes))
 }
 
@@ -30,14 +30,14 @@ fn what_is_counted() {
     // MET-09
     let world = settled();
     world.wire.is_well(82, false);
-    world.wire.answers(83, Answer::Error("odd".into()));
+    world.wire.answers(83, ProbeAnswer::Error("odd".into()));
     let probes = json!({"livenessProbe": tcp(80), "readinessProbe": tcp(82)});
     let odd = json!({"readinessProbe": tcp(83)});
     world.apply(&[probed("a", probes), probed("b", odd)]);
     world.until("run", |w| {
         ["a", "b"]
             .iter()
-            .all(|uid| w.phase(uid) == Some(Phase::Running))
+            .all(|uid| w.phase(uid) == Some(PodPhase::Running))
     });
     world.advance(s(10));
     let all = figures(&world);
@@ -53,7 +53,7 @@ fn what_is_counted() {
         ("b", ProbeKind::Readiness, (false, false, true), true),
     ] {
         let found = of(uid, kind);
-        let Counts {
+        let ProbeCounts {
             successful,
             failed,
             unknown,
@@ -81,7 +81,7 @@ fn commands_take_turns_and_fall_no_further_behind() {
         .collect();
     world.apply(&pods);
     world.until("all run", |w| {
-        (0..20).all(|n| w.phase(&format!("p{n}")) == Some(Phase::Running))
+        (0..20).all(|n| w.phase(&format!("p{n}")) == Some(PodPhase::Running))
     });
     world.advance(s(5));
     assert_eq!(late(&world), 0);
@@ -135,7 +135,7 @@ fn a_pod_whose_commands_hang_is_in_its_own_way() {
 #[test]
 fn connections_are_bounded() {
     let world = settled();
-    world.wire.set(81, Port::Waits(Answer::Success));
+    world.wire.set(81, Port::Waits(ProbeAnswer::Success));
     let mut silent = tcp(81);
     silent["timeoutSeconds"] = json!(600);
     let pods: Vec<Value> = (0..10)
@@ -151,7 +151,7 @@ fn connections_are_bounded() {
         .collect();
     world.apply(&pods);
     world.until("all run", |w| {
-        (0..10).all(|n| w.phase(&format!("p{n}")) == Some(Phase::Running))
+        (0..10).all(|n| w.phase(&format!("p{n}")) == Some(PodPhase::Running))
     });
     world.advance(s(60));
     assert_eq!(world.wire.take_asked(81), 256, "of 300");

@@ -15,9 +15,9 @@ use crate::{
     api::{
         PodStatus, PodUid,
         cri::ContainerState,
-        pod_status::{ContainerStatus, Phase},
+        pod_status::{ContainerStatus, PodPhase},
     },
-    probe::{Answer, AskError, Unanswered, http::Hooked},
+    probe::{ProbeAnswer, ProbeRequestError, UnansweredRequest, http::HookOutcome},
     runtime::{
         RuntimeError,
         fake::{Fault, Op, Trouble},
@@ -98,7 +98,7 @@ fn a_pod_is_ready_when_its_probe_says_so() {
     let mut pod = probed("a", json!({"readinessProbe": tcp(80)}));
     pod["spec"]["containers"][0]["readinessProbe"]["periodSeconds"] = json!(10);
     world.apply(&[pod]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.advance(s(60));
     assert_eq!(container(&world, "a").started, Some(true));
     assert!(!is_ready(&world, "a"));
@@ -139,7 +139,7 @@ fn what_is_not_alive_is_killed_and_started_again() {
     let mut probe = tcp(80);
     probe["terminationGracePeriodSeconds"] = json!(1);
     world.apply(&[probed("a", json!({"livenessProbe": probe}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.advance(s(30));
     assert_eq!(restarts(&world, "a"), 0);
     world.wire.is_well(80, false);
@@ -154,7 +154,7 @@ fn what_is_not_alive_is_killed_and_started_again() {
     world.wire.is_well(80, true);
     world.advance(s(60));
     assert_eq!(restarts(&world, "a"), 1, "the next is given a chance");
-    assert_eq!(world.phase("a"), Some(Phase::Running));
+    assert_eq!(world.phase("a"), Some(PodPhase::Running));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_startup_probe_holds_the_others_back() {
     startup["failureThreshold"] = json!(30);
     let all = json!({"startupProbe": startup, "readinessProbe": tcp(82), "livenessProbe": tcp(83)});
     world.apply(&[probed("a", all)]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.advance(s(10));
     assert_eq!(container(&world, "a").started, Some(false));
     assert_eq!(
@@ -268,7 +268,7 @@ fn a_command_that_takes_too_long() {
 fn what_an_instance_said_is_not_said_of_the_next() {
     // PROBE-06 SM-15
     let world = settled();
-    world.wire.set(80, Port::Waits(Answer::Success));
+    world.wire.set(80, Port::Waits(ProbeAnswer::Success));
     world.apply(&[probed("a", json!({"readinessProbe": {"tcpSocket": {"port": 80}, "periodSeconds": 1, "timeoutSeconds": 600}}))]);
     world.until("is asked", |w| w.wire.take_asked(80) == 1);
     let id = world
@@ -298,7 +298,7 @@ fn a_pod_that_goes_during_a_probe() {
     let slow =
         |port| json!({"tcpSocket": {"port": port}, "periodSeconds": 1, "timeoutSeconds": 600});
     for port in [80, 81] {
-        let answer = Answer::Failure("late".into());
+        let answer = ProbeAnswer::Failure("late".into());
         world.wire.set(port, Port::Waits(answer));
     }
     world.apply(&[probed(
@@ -363,7 +363,7 @@ fn a_sidecar_with_a_startup_probe() {
     let uid = PodUid::from("a");
     assert!(world.fake.container(&uid, "c").is_none(), "it waits");
     world.wire.is_well(81, true);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.wire.is_well(82, false);
     world.until("the sidecar is started again", |w| {
         w.fake
@@ -391,7 +391,7 @@ fn a_warning_is_a_success() {
     // PROBE-33 EVT-18
     let world = settled();
     let text = "Probe terminated redirects, Response body: x";
-    world.wire.answers(80, Answer::Warning(text.into()));
+    world.wire.answers(80, ProbeAnswer::Warning(text.into()));
     let probe = json!({"httpGet": {"port": 80}, "periodSeconds": 1});
     world.apply(&[probed("a", json!({"readinessProbe": probe}))]);
     world.until("is ready", |w| is_ready(w, "a"));
@@ -495,7 +495,7 @@ fn the_clock_jumps() {
     world.wire.is_well(81, false);
     let probe = json!({"tcpSocket": {"port": 81}, "periodSeconds": 1, "initialDelaySeconds": 60});
     world.apply(&[probed("a", json!({"livenessProbe": probe}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.advance(s(5));
     world.jump(50 * 365 * 86_400);
     world.advance(s(50));
@@ -555,7 +555,7 @@ fn hook_of_a_stalled_server() {
         "a",
         json!({"livenessProbe": probe, "lifecycle": stop}),
     )]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.wire.hook_hangs();
     world.wire.is_well(81, false);
     world.until("is asked to stop", |w| w.wire.hanging_hooks() == 1);
@@ -586,18 +586,18 @@ fn hooks() {
     };
     world
         .wire
-        .hook_ends(Ok(Hooked::InPlainText("10.0.0.1:80".into())));
+        .hook_ends(Ok(HookOutcome::InPlainText("10.0.0.1:80".into())));
     world.apply(&[pod("a")]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     assert_eq!(
         told(&world, "LifecycleHTTPFallback"),
         [
             "request to HTTPS lifecycle hook 10.0.0.1:80 got HTTP response, retry with HTTP succeeded"
         ]
     );
-    let unanswered = Unanswered {
+    let unanswered = UnansweredRequest {
         url: "secret".into(),
-        source: AskError::Peer("EOF".into()),
+        source: ProbeRequestError::Peer("EOF".into()),
     };
     world.wire.hook_ends(Err(unanswered.clone()));
     world.apply(&[]);
@@ -617,7 +617,7 @@ fn hooks() {
     let containers = json!([{"name": "c", "image": IMAGE, "command": ["sleep"],
         "lifecycle": {"preStop": {"sleep": {"seconds": 3}}}}]);
     world.apply(&[manifest("d", json!({"containers": containers}))]);
-    world.until("runs", |w| w.phase("d") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("d") == Some(PodPhase::Running));
     let before = world.now();
     world.apply(&[]);
     // HOOK-04

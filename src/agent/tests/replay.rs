@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        ring::{Heard, Line, Made, Stepped},
+        ring::{RecordedEffect, RecordedEvent, RecordedLine, RecordedStep},
         views::ApiAnswer,
     },
     api::{FakeApi, Link},
@@ -16,8 +16,8 @@ use super::{
     world::{IMAGE, World},
 };
 use crate::{
-    api::Mono,
-    logic::{probe::ProbeResult, status_writer::Word},
+    api::MonoTime,
+    logic::{probe::ProbeResult, status_writer::WriteAnswer},
 };
 
 const PORT: u16 = 80;
@@ -62,35 +62,35 @@ impl Around {
     }
 
     /// Repeats all inputs of a dump, each one millisecond before its time.
-    fn replay(&self, told: &[Line], end: Mono) {
+    fn replay(&self, told: &[RecordedLine], end: MonoTime) {
         for line in told {
             let Some(heard) = &line.heard else { continue };
-            let eve = Mono(line.t.saturating_sub(1));
+            let eve = MonoTime(line.t.saturating_sub(1));
             self.world.advance(eve - self.world.now());
             self.happens(heard);
         }
         self.world.advance(end - self.world.now());
     }
 
-    fn happens(&self, heard: &Heard) {
+    fn happens(&self, heard: &RecordedEvent) {
         let api = &self.api;
         let name = |full: &str| full.split_once('/').expect("a name").1.to_owned();
         match heard {
-            Heard::Add(seen) => {
+            RecordedEvent::Add(seen) => {
                 assert_eq!(api.create(&name(&seen.name), spec()), seen.pod);
             }
-            Heard::Update(seen) if seen.deleted => api.delete(&name(&seen.name)),
-            Heard::Probed { result, .. } => self
+            RecordedEvent::Update(seen) if seen.deleted => api.delete(&name(&seen.name)),
+            RecordedEvent::Probed { result, .. } => self
                 .world
                 .wire
                 .is_well(PORT, *result == ProbeResult::Success),
-            Heard::Api(ApiAnswer::Answers(up) | ApiAnswer::Lists(up)) => {
+            RecordedEvent::Api(ApiAnswer::Answers(up) | ApiAnswer::Lists(up)) => {
                 api.set_link(if *up { Link::Up } else { Link::Down });
             }
-            Heard::Api(ApiAnswer::Write { word, .. }) => {
-                let answers = *word != Word::Failed;
+            RecordedEvent::Api(ApiAnswer::Write { word, .. }) => {
+                let answers = *word != WriteAnswer::Failed;
                 api.set_link(if answers { Link::Up } else { Link::Down });
-                api.refuse_statuses((*word == Word::Conflict).then_some(CONFLICT));
+                api.refuse_statuses((*word == WriteAnswer::Conflict).then_some(CONFLICT));
             }
             // All else is the agent's own work: results of its calls, of its writes, of its clock.
             _ => {}
@@ -149,21 +149,23 @@ fn a_run_of_a_cluster_replays_from_its_dump() {
             "gone",
         ]
     );
-    let is_told = |f: fn(&Heard) -> bool| told.iter().any(|l| l.heard.as_ref().is_some_and(f));
-    assert!(is_told(|h| matches!(h, Heard::Conditions { .. })));
-    assert!(is_told(|h| matches!(h, Heard::Listed { .. })));
+    let is_told =
+        |f: fn(&RecordedEvent) -> bool| told.iter().any(|l| l.heard.as_ref().is_some_and(f));
+    assert!(is_told(|h| matches!(h, RecordedEvent::Conditions { .. })));
+    assert!(is_told(|h| matches!(h, RecordedEvent::Listed { .. })));
     assert!(is_told(
-        |h| matches!(h, Heard::Shown { phase, .. } if phase == "Running")
+        |h| matches!(h, RecordedEvent::Shown { phase, .. } if phase == "Running")
     ));
     for (step, phase) in [
         ("begun", "Pending"),
         ("begun", "Running"),
         ("stopping", "Running"),
     ] {
-        let is =
-            |step_of: &Stepped| step_of.step == step && step_of.phase.as_deref() == Some(phase);
+        let is = |step_of: &RecordedStep| {
+            step_of.step == step && step_of.phase.as_deref() == Some(phase)
+        };
         let mut steps = told.iter().filter_map(|line| match &line.heard {
-            Some(Heard::Step(step)) => Some(step),
+            Some(RecordedEvent::Step(step)) => Some(step),
             _ => None,
         });
         assert!(steps.any(is), "{step} {phase}");
@@ -172,9 +174,9 @@ fn a_run_of_a_cluster_replays_from_its_dump() {
     assert_replays(&told, &world);
 
     // The check can fail: without the lines of one probe result, all later lines differ.
-    let without: Vec<Line> = told
+    let without: Vec<RecordedLine> = told
         .iter()
-        .filter(|line| !matches!(&line.heard, Some(Heard::Probed { result, .. }) if *result == ProbeResult::Failure))
+        .filter(|line| !matches!(&line.heard, Some(RecordedEvent::Probed { result, .. }) if *result == ProbeResult::Failure))
         .cloned()
         .collect();
     let again = Around::new();
@@ -218,7 +220,7 @@ fn a_status_that_waits_for_the_end_of_an_outage() {
 }
 
 /// Checks that an agent with the inputs of `told`, run until the present time of `world`, writes the same dump.
-fn assert_replays(told: &[Line], world: &World) {
+fn assert_replays(told: &[RecordedLine], world: &World) {
     let again = Around::new();
     again.replay(told, world.now());
     let retold = dump(&again.world);
@@ -229,19 +231,21 @@ fn assert_replays(told: &[Line], world: &World) {
 }
 
 /// Word for a line that is about this pod or the apiserver.
-fn word(line: &Line, uid: &str) -> Option<String> {
+fn word(line: &RecordedLine, uid: &str) -> Option<String> {
     Some(match (&line.heard, &line.done) {
-        (Some(Heard::Add(seen)), _) if seen.pod == uid => "add".into(),
-        (Some(Heard::Update(seen)), _) if seen.pod == uid && seen.deleted => "delete".into(),
-        (Some(Heard::Api(ApiAnswer::Answers(yes))), _) => format!("answers {yes}"),
-        (Some(Heard::Api(ApiAnswer::Lists(yes))), _) => format!("lists {yes}"),
-        (Some(Heard::Api(ApiAnswer::Write { pod, what, word })), _) if **pod == *uid => {
+        (Some(RecordedEvent::Add(seen)), _) if seen.pod == uid => "add".into(),
+        (Some(RecordedEvent::Update(seen)), _) if seen.pod == uid && seen.deleted => {
+            "delete".into()
+        }
+        (Some(RecordedEvent::Api(ApiAnswer::Answers(yes))), _) => format!("answers {yes}"),
+        (Some(RecordedEvent::Api(ApiAnswer::Lists(yes))), _) => format!("lists {yes}"),
+        (Some(RecordedEvent::Api(ApiAnswer::Write { pod, what, word })), _) if **pod == *uid => {
             format!("{what:?} {word:?}").to_lowercase()
         }
-        (Some(Heard::Probed { kind, result, .. }), _) => {
+        (Some(RecordedEvent::Probed { kind, result, .. }), _) => {
             format!("{kind:?} {result:?}").to_lowercase()
         }
-        (_, Some(Made::Gone { pod, .. })) if pod == uid => "gone".into(),
+        (_, Some(RecordedEffect::Gone { pod, .. })) if pod == uid => "gone".into(),
         _ => return None,
     })
 }

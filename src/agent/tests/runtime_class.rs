@@ -10,7 +10,7 @@ use super::{
     probes::s,
     world::{IMAGE, World, manifest},
 };
-use crate::{api::pod_status::Phase, runtime::fake::HANDLER};
+use crate::{api::pod_status::PodPhase, runtime::fake::HANDLER};
 
 /// Path of the class of the runtime's only handler.
 const CLASS: &str = "runtimeclasses//slow";
@@ -42,7 +42,7 @@ fn handlers(world: &World, uid: &str) -> Vec<String> {
 }
 
 fn runs_by(world: &World, uid: &str, handler: &str) {
-    world.until("it runs", |w| w.phase(uid) == Some(Phase::Running));
+    world.until("it runs", |w| w.phase(uid) == Some(PodPhase::Running));
     assert_eq!(handlers(world, uid), [handler], "{uid}");
 }
 
@@ -52,7 +52,7 @@ fn is_refused(world: &World, uid: &str) {
     world.until("it is refused", |w| {
         w.events_of("FailedCreatePodSandBox") > before + 1
     });
-    assert_eq!(world.phase(uid), Some(Phase::Pending), "{uid}");
+    assert_eq!(world.phase(uid), Some(PodPhase::Pending), "{uid}");
     assert_eq!(handlers(world, uid), [""; 0], "{uid}");
 }
 

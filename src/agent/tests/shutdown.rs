@@ -11,7 +11,7 @@ use super::{
     world::{NODE, World, manifest},
 };
 use crate::{
-    api::{PodUid, pod_status::Phase},
+    api::{PodUid, pod_status::PodPhase},
     runtime::fake::OnStop,
 };
 
@@ -141,7 +141,7 @@ fn what_ends_in_time_makes_nobody_wait_and_static_pods_come_back() {
         manifest("a", json!({})),
         manifest("b", json!({"priority": 1000})),
     ]);
-    let begun = |uid: &str, w: &World| w.phase(uid) == Some(Phase::Running);
+    let begun = |uid: &str, w: &World| w.phase(uid) == Some(PodPhase::Running);
     world.until("both run", |w| begun("a", w) && begun("b", w));
     let before = world.now();
     let answer = world.shut_down();
@@ -151,7 +151,7 @@ fn what_ends_in_time_makes_nobody_wait_and_static_pods_come_back() {
         let status = world.status(uid).expect("a status");
         assert_eq!(
             (status.phase, &*status.reason),
-            (Phase::Failed, "Terminated"),
+            (PodPhase::Failed, "Terminated"),
             "{uid}"
         );
     }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::world::{IMAGE, World, fails, fault, manifest};
 use crate::{
-    api::{PodUid, cri::ContainerState, pod_status::Phase},
+    api::{PodUid, cri::ContainerState, pod_status::PodPhase},
     runtime::fake::{Op, Trouble},
 };
 
@@ -19,10 +19,10 @@ fn the_status_stands_before_anything_is_done() {
         .add_fault(fault(Op::RunPodSandbox, 1, Trouble::Hangs));
     world.apply(&[manifest("a", json!({}))]);
     world.until("hangs", |w| w.fake.hanging(Op::RunPodSandbox) == 1);
-    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    assert_eq!(world.phase("a"), Some(PodPhase::Pending));
     assert_eq!(world.waiting("a").as_deref(), Some("ContainerCreating"));
     world.fake.release(Op::RunPodSandbox);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
 }
 
 #[test]
@@ -37,12 +37,12 @@ fn without_a_network_only_pods_of_the_host_start() {
         manifest("a", json!({})),
         manifest("b", json!({"hostNetwork": true})),
     ]);
-    world.until("b runs", |w| w.phase("b") == Some(Phase::Running));
+    world.until("b runs", |w| w.phase("b") == Some(PodPhase::Running));
     world.until("a says why not", |w| w.events_of("NetworkNotReady") > 0);
-    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    assert_eq!(world.phase("a"), Some(PodPhase::Pending));
     assert!(!world.fake.has_live_sandbox(&PodUid::from("a")));
     world.fake.set_conditions(None, None);
-    world.until("a runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("a runs", |w| w.phase("a") == Some(PodPhase::Running));
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn an_end_that_fails_is_told_once_it_is_the_kill_that_failed() {
     ] {
         let world = World::new();
         world.apply(&[manifest("a", json!({}))]);
-        world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+        world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
         world.advance(Duration::from_secs(5));
         world.fake.take_calls();
         world.fake.add_fault(fails(op, 1));
@@ -75,7 +75,7 @@ fn what_has_ended_keeps_its_address_its_containers_and_its_last_status() {
     let job = json!({"restartPolicy": "Never",
         "containers": [{"name": "c", "image": IMAGE, "command": ["sh", "-c", "exit 3"]}]});
     world.apply(&[manifest("a", job)]);
-    world.until("has failed", |w| w.phase("a") == Some(Phase::Failed));
+    world.until("has failed", |w| w.phase("a") == Some(PodPhase::Failed));
     let uid = PodUid::from("a");
     world.until("its sandbox has ended", |w| !w.fake.has_live_sandbox(&uid));
     world.advance(Duration::from_secs(5));
@@ -94,7 +94,7 @@ fn what_only_the_runtime_knows_ends_without_its_hook() {
     let container = json!({"name": "c", "image": IMAGE, "command": ["sleep"], "lifecycle": hook});
     let world = World::new();
     world.apply(&[manifest("a", json!({"containers": [container]}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.advance(Duration::from_secs(5));
     let world = world.restart_agent();
     world.fake.take_calls();
@@ -118,7 +118,7 @@ fn a_pod_whose_container_wants_it_starts_over_at_once() {
         "a",
         json!({"initContainers": [init], "containers": [container]}),
     )]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     let uid = PodUid::from("a");
     let first = world.fake.container(&uid, "c").expect("it runs").id;
     world.advance(Duration::from_secs(10));

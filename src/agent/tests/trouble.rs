@@ -7,9 +7,9 @@ use std::fs;
 use serde_json::json;
 
 use super::super::{
-    core::{Effect, Event, Found},
-    ring::Heard,
-    views::Taken,
+    core::{AgentEffect, AgentEvent, PodRemains},
+    ring::RecordedEvent,
+    views::DeliveryResult,
 };
 use super::{
     api::FakeApi,
@@ -17,9 +17,9 @@ use super::{
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
-    api::{PodUid, cri::ContainerState, pod_status::Phase, received::Delivered},
+    api::{PodUid, cri::ContainerState, pod_status::PodPhase, received::SnapshotEntry},
     runtime::fake::{Fake, Fault, OnStop, Op, Trouble},
-    server::backend::Figures,
+    server::backend::MetricsEndpoint,
 };
 
 const fn s(n: u64) -> Duration {
@@ -32,7 +32,7 @@ fn an_end_that_fails_is_tried_until_it_succeeds() {
     for op in [Op::StopContainer, Op::StopPodSandbox, Op::PodStatus] {
         let world = World::new();
         world.apply(&[manifest("a", json!({}))]);
-        world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+        world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
         world.fake.add_fault(fails(op, 5));
         world.apply(&[]);
         world.until("is gone", |w| w.is_gone("a"));
@@ -56,7 +56,7 @@ fn a_program_built_for_smaller_pages_is_named() {
     for (name, policy) in [("a", "Always"), ("n", "Never")] {
         let spec = json!({"restartPolicy": policy});
         world.apply(&[manifest(name, spec)]);
-        world.until("runs", |w| w.phase(name) == Some(Phase::Running));
+        world.until("runs", |w| w.phase(name) == Some(PodPhase::Running));
         let id = world.fake.container(&PodUid::from(name), "c");
         // The program ends by its own fault.
         world.fake.exit(&id.expect("runs").id, 1);
@@ -114,19 +114,19 @@ fn a_relist_that_fails_is_no_news() {
     // PLEG-02
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.advance(s(5));
     let uid = PodUid::from("a");
     world.fake.add_fault(fails(Op::ListPods, 1000));
     world.advance(s(2));
     let standing = || {
-        let page = world.wait(world.metrics.page(Figures::Own)).ok();
+        let page = world.wait(world.metrics.page(MetricsEndpoint::Own)).ok();
         let page: String = page.expect("served").collect();
         let seen = page
             .lines()
             .find_map(|l| l.strip_prefix("kubelet_pleg_last_seen_seconds "));
         let told = dump(&world).into_iter();
-        let told = told.filter(|l| matches!(l.heard, Some(Heard::Pleg { .. })));
+        let told = told.filter(|l| matches!(l.heard, Some(RecordedEvent::Pleg { .. })));
         (
             seen.expect("a time").to_owned(),
             told.count(),
@@ -146,7 +146,7 @@ fn a_relist_that_fails_is_no_news() {
     let others = |(op, _): &&(Op, String)| !known.contains(op);
     let others: Vec<_> = calls.iter().filter(others).collect();
     assert!(others.is_empty(), "a worker waits for a status: {others:?}");
-    assert_eq!(world.phase("a"), Some(Phase::Running));
+    assert_eq!(world.phase("a"), Some(PodPhase::Running));
     world.fake.heal();
     world.until("runs again", |w| {
         let now = w.fake.container(&uid, "c");
@@ -235,8 +235,8 @@ fn inputs_are_handled_in_their_order_and_a_closed_queue_ends_the_loop() {
         let order = Rc::clone(&order);
         let event = match n % 10 {
             // Events of other sources have their place in the queue, too.
-            3 => Event::Housekeeping,
-            _ => Event::Ask(Box::new(move |_| order.borrow_mut().push(n))),
+            3 => AgentEvent::Housekeeping,
+            _ => AgentEvent::Ask(Box::new(move |_| order.borrow_mut().push(n))),
         };
         world.events.try_send(event).expect("room");
     }
@@ -254,7 +254,7 @@ fn a_relist_that_fails_holds_up_and_loses_nothing() {
     let world = World::new();
     world.fake.add_fault(fails(Op::ListPods, 30));
     world.apply(&[manifest("a", json!({}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.fake.set_deaf(true);
     world.fake.add_fault(fails(Op::ListPods, 3));
     let uid = PodUid::from("a");
@@ -299,25 +299,27 @@ fn a_record_that_cannot_be_written_harms_its_pod_alone_and_is_tried_again() {
     let delivery = world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
     assert_eq!(delivery.unrecorded, core::slice::from_ref(&uid));
     assert_eq!(world.events_of("FailedCreatePodRecord"), 1);
-    world.until("the other runs", |w| w.phase("b") == Some(Phase::Running));
+    world.until("the other runs", |w| {
+        w.phase("b") == Some(PodPhase::Running)
+    });
     assert!(world.fake.container(&uid, "c").is_none());
     // The source says that nothing has changed; it is then asked for the whole pod.
-    let known = ["a", "b"].map(|u| Delivered::Known(u.into())).to_vec();
-    let expected = Taken {
+    let known = ["a", "b"].map(|u| SnapshotEntry::Known(u.into())).to_vec();
+    let expected = DeliveryResult {
         unknown: vec![uid.clone()],
         unrecorded: Vec::new(),
     };
     assert_eq!(world.deliver(known), expected);
     let _ = fs::remove_dir_all(&record);
     world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
-    world.until("it runs too", |w| w.phase("a") == Some(Phase::Running));
+    world.until("it runs too", |w| w.phase("a") == Some(PodPhase::Running));
 }
 
 #[test]
 fn a_record_that_is_lost_is_no_end_and_no_obstacle_to_one() {
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     let uid = PodUid::from("a");
     fs::write(world.parts.machine.store.dir(&uid).join("pod.json"), "{").expect("write");
     world.advance(s(200));
@@ -355,7 +357,7 @@ fn a_record_that_cannot_be_read_for_a_moment_costs_no_hook() {
     // PW-26
     let (world, uid) = (World::new(), PodUid::from("a"));
     world.apply(&[slow()]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     let show = hide_record(&world, &uid);
     world.fake.take_calls();
     world.apply(&[]);
@@ -372,7 +374,7 @@ fn a_record_that_cannot_be_read_costs_no_grace() {
     // KILL-02 PW-10
     let (world, uid) = (World::new(), PodUid::from("a"));
     world.apply(&[slow()]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.fake.on_stop("c", OnStop::Ignores);
     let show = hide_record(&world, &uid);
     let began = world.now();
@@ -436,17 +438,17 @@ fn what_was_found_is_older_than_what_is_configured() {
     let both = ["new", "old"].map(PodUid::from);
     let group = |uid: &PodUid| (uid.clone(), format!("/kubepods/pod{uid}"));
     // Disk and cgroups are searched, and after that a pod comes that was found there.
-    let found = Found {
+    let found = PodRemains {
         dirs: both.to_vec(),
         groups: both.iter().map(group).collect(),
     };
     world.apply(&[manifest("new", json!({}))]);
-    world.until("runs", |w| w.phase("new") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("new") == Some(PodPhase::Running));
     let mut agent = world.agent.borrow_mut();
     let now = world.now();
-    agent.handle(Event::Searched(found), now);
+    agent.handle(AgentEvent::Searched(found), now);
     let chores = core::iter::from_fn(|| agent.poll_effect(now)).find_map(|effect| match effect {
-        Effect::Housekeeping(chores) => Some(chores),
+        AgentEffect::Housekeeping(chores) => Some(chores),
         _ => None,
     });
     let chores = chores.expect("something to do");
@@ -459,7 +461,7 @@ fn what_was_found_is_older_than_what_is_configured() {
 fn a_removal_under_way_holds_up_its_pod_alone() {
     let world = World::new();
     world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
-    world.until("run", |w| w.phase("b") == Some(Phase::Running));
+    world.until("run", |w| w.phase("b") == Some(PodPhase::Running));
     world.fake.add_fault(Fault {
         op: Op::RemovePodSandbox,
         target: Some("a".into()),
@@ -485,7 +487,7 @@ fn a_runtime_that_is_down_stops_nothing() {
     // LOOP-02
     let world = World::new();
     world.apply(&[manifest("a", json!({}))]);
-    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     world.fake.set_conditions(Some(("Broken", "it is")), None);
     world.advance(s(60));
     world.fake.take_calls();
@@ -498,11 +500,11 @@ fn a_runtime_that_is_down_stops_nothing() {
     assert_eq!(calls, [], "nothing is done to any pod");
     let steps = dump(&world)
         .into_iter()
-        .filter(|line| matches!(&line.heard, Some(Heard::Step(step)) if step.pod == "b"));
+        .filter(|line| matches!(&line.heard, Some(RecordedEvent::Step(step)) if step.pod == "b"));
     assert_eq!(steps.count(), 0);
     world.fake.set_conditions(None, None);
     world.until("both run", |w| {
-        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+        [w.phase("a"), w.phase("b")] == [Some(PodPhase::Running); 2]
     });
 }
 
@@ -510,7 +512,7 @@ fn a_runtime_that_is_down_stops_nothing() {
 fn a_signal_ends_the_agent_at_any_time() {
     // SHUT-07
     let world = World::new();
-    world.events.try_send(Event::Terminate).expect("room");
+    world.events.try_send(AgentEvent::Terminate).expect("room");
     world.until("ends", World::has_ended);
     assert!(world.now().0 < 2000);
     assert!(world.dir().exists());
@@ -522,7 +524,7 @@ fn all_pods_end_although_the_runtime_was_down_when_that_was_asked() {
     let pods = ["a", "b"].map(|uid| manifest(uid, json!({})));
     world.apply(&pods);
     world.until("run", |w| {
-        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+        [w.phase("a"), w.phase("b")] == [Some(PodPhase::Running); 2]
     });
     let world = world.restart_agent_with(|fake| fake.set_conditions(Some(("Gone", "it is")), None));
     world.apply(&pods);
@@ -564,16 +566,16 @@ fn a_runtime_that_can_stop_containers_shows_and_ends_what_runs_and_starts_nothin
     let pods = ["a", "b", "new"].map(|uid| manifest(uid, json!({})));
     world.apply(&pods[..2]);
     world.until("run", |w| {
-        [w.phase("a"), w.phase("b")] == [Some(Phase::Running); 2]
+        [w.phase("a"), w.phase("b")] == [Some(PodPhase::Running); 2]
     });
     let world = world.restart_agent_with(broken);
     world.apply(&pods);
     world.until("are shown as they are", |w| {
         [w.phase("a"), w.phase("b"), w.phase("new")]
             == [
-                Some(Phase::Running),
-                Some(Phase::Running),
-                Some(Phase::Pending),
+                Some(PodPhase::Running),
+                Some(PodPhase::Running),
+                Some(PodPhase::Pending),
             ]
     });
     world.apply(&pods[1..]);

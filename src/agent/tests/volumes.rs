@@ -11,7 +11,7 @@ use super::{
     probes::s,
     world::{IMAGE, World, manifest},
 };
-use crate::api::{PodUid, cri::ContainerState, pod_status::Phase};
+use crate::api::{PodUid, cri::ContainerState, pod_status::PodPhase};
 
 /// Manifest of a pod with a volume on the disk and one in memory.
 fn with_volumes(uid: &str, more: Value) -> Value {
@@ -97,7 +97,7 @@ fn volumes_wait_for_the_sources_of_the_next_agent() {
         base.join("ended").exists(),
         "of a pod that has ended, and is configured"
     );
-    assert_eq!(world.phase("ended"), Some(Phase::Succeeded));
+    assert_eq!(world.phase("ended"), Some(PodPhase::Succeeded));
 }
 
 #[test]

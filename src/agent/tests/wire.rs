@@ -11,21 +11,21 @@ use std::{collections::BTreeMap, rc::Rc};
 use smol::future::FutureExt as _;
 
 use super::super::{
-    clock::Alarm,
-    probes::{Asked, Wire},
+    clock::TimerFuture,
+    probes::{ProbeFuture, ProbeNetwork},
     waker_set::WakerSet,
 };
-use crate::probe::{Action, Answer, HttpGet, Unanswered, http::Hooked};
+use crate::probe::{HttpGet, ProbeAction, ProbeAnswer, UnansweredRequest, http::HookOutcome};
 
 /// Behaviour of a port.
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum Port {
     /// The port gives this answer.
-    Answers(Answer),
+    Answers(ProbeAnswer),
     /// The port is silent until the time is over.
     Hangs,
     /// The port is silent until [`FakeWire::release`], then gives this answer.
-    Waits(Answer),
+    Waits(ProbeAnswer),
 }
 
 /// A network of ports, each the same for every address. A port that was not set up answers well.
@@ -34,7 +34,7 @@ pub(in crate::agent) struct FakeWire {
     ports: RefCell<BTreeMap<u16, Port>>,
     asked: RefCell<Vec<(u16, Option<IpAddr>)>>,
     /// Ends of hooks, the next one last; `None`: it hangs.
-    hooks: RefCell<Vec<Option<Result<Hooked, Unanswered>>>>,
+    hooks: RefCell<Vec<Option<Result<HookOutcome, UnansweredRequest>>>>,
     /// Hooks that hang now.
     hanging: Cell<usize>,
     releases: Cell<u32>,
@@ -48,22 +48,22 @@ impl FakeWire {
     }
 
     /// Sets the answer of a port from now on.
-    pub(in crate::agent) fn answers(&self, port: u16, answer: Answer) {
+    pub(in crate::agent) fn answers(&self, port: u16, answer: ProbeAnswer) {
         self.set(port, Port::Answers(answer));
     }
 
     /// Makes a port answer well from now on, or fail.
     pub(in crate::agent) fn is_well(&self, port: u16, well: bool) {
         let answer = if well {
-            Answer::Success
+            ProbeAnswer::Success
         } else {
-            Answer::Failure("no".into())
+            ProbeAnswer::Failure("no".into())
         };
         self.answers(port, answer);
     }
 
     /// Sets the end of the next hook; the end that was set last comes first.
-    pub(in crate::agent) fn hook_ends(&self, end: Result<Hooked, Unanswered>) {
+    pub(in crate::agent) fn hook_ends(&self, end: Result<HookOutcome, UnansweredRequest>) {
         self.hooks.borrow_mut().push(Some(end));
     }
 
@@ -97,17 +97,17 @@ impl FakeWire {
     }
 }
 
-impl Wire for Rc<FakeWire> {
+impl ProbeNetwork for Rc<FakeWire> {
     fn ask<'a>(
         &'a self,
-        action: &'a Action,
+        action: &'a ProbeAction,
         ip: Option<IpAddr>,
         _: Duration,
-        late: Alarm,
-    ) -> Asked<'a, Answer> {
+        late: TimerFuture,
+    ) -> ProbeFuture<'a, ProbeAnswer> {
         let port = match action {
-            Action::Http(get) => get.port,
-            Action::Tcp { port, .. } | Action::Grpc { port, .. } => *port,
+            ProbeAction::Http(get) => get.port,
+            ProbeAction::Tcp { port, .. } | ProbeAction::Grpc { port, .. } => *port,
         };
         self.asked.borrow_mut().push((port, ip));
         let what = self.ports.borrow().get(&port).cloned();
@@ -115,7 +115,7 @@ impl Wire for Rc<FakeWire> {
         Box::pin(async move {
             let answer = async {
                 match what {
-                    None => Answer::Success,
+                    None => ProbeAnswer::Success,
                     Some(Port::Answers(answer)) => answer,
                     Some(Port::Hangs) => pending().await,
                     Some(Port::Waits(answer)) => {
@@ -127,7 +127,7 @@ impl Wire for Rc<FakeWire> {
             };
             let late = async {
                 late.await;
-                Answer::Failure("too late".into())
+                ProbeAnswer::Failure("too late".into())
             };
             answer.or(late).await
         })
@@ -137,7 +137,7 @@ impl Wire for Rc<FakeWire> {
         &'a self,
         get: &'a HttpGet,
         ip: Option<IpAddr>,
-    ) -> Asked<'a, Result<Hooked, Unanswered>> {
+    ) -> ProbeFuture<'a, Result<HookOutcome, UnansweredRequest>> {
         self.asked.borrow_mut().push((get.port, ip));
         let end = self.hooks.borrow_mut().pop();
         Box::pin(async move {
@@ -147,7 +147,7 @@ impl Wire for Rc<FakeWire> {
                     let _hanging = Hanging::new(&self.hanging);
                     pending().await
                 }
-                None => Ok(Hooked::Answered),
+                None => Ok(HookOutcome::Answered),
             }
         })
     }

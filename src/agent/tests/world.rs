@@ -25,25 +25,25 @@ use smol::{
 use super::{
     super::{
         admission,
-        asker::Asker,
+        asker::AgentHandle,
         assembly, backoff_store,
-        clock::{Alarm, Clock},
-        cluster::Joined,
+        clock::{Clock, TimerFuture},
+        cluster::JoinedCluster,
         cluster_views,
-        core::{Agent, Command, Event, SourceNews},
+        core::{Agent, AgentCommand, AgentEvent, SourceNews},
         driver::PodDriver,
-        event_loop::{self, Seat},
+        event_loop::{self, AgentCell},
         executor,
         external_pods::ExternalPods,
-        images::{Supply, UnusedImages},
+        images::{NodeImageHelpers, UnusedImageRequests},
         link_limits::LinkLimits,
         link_policy::LinkTools,
         manifests,
         metrics::Metrics,
-        node::{self, Node, NodeFacts},
-        parts::{Given, Parts},
+        node::{self, LocalNode, MachineFacts},
+        parts::{AgentParts, AssemblyInputs},
         pollers,
-        views::Taken,
+        views::DeliveryResult,
     },
     api::FakeApi,
     drawn,
@@ -51,19 +51,19 @@ use super::{
     wire::FakeWire,
 };
 use crate::{
-    api::{Mono, PodStatus, PodUid, Wall, pod_status::Phase, received::Delivered},
+    api::{MonoTime, PodStatus, PodUid, WallTime, pod_status::PodPhase, received::SnapshotEntry},
     cgroup::{Cgroups, Hierarchy},
-    config::{self, Config},
-    kube::{Api, KubeLanes, Threads},
+    config::{self, AgentConfig},
+    kube::{KubeApi, KubeLanes, ThreadTransport},
     logic::{
-        node::{Interface, Local},
+        node::{HostInterface, LocalAddresses},
         static_pod,
     },
     runtime::{
         RuntimeError, RuntimeService as _,
         fake::{Fake, Fault, Op, Trouble},
     },
-    source::Snapshot,
+    source::SourceSnapshot,
     sys::lane::Lane,
     volume::Volumes,
 };
@@ -81,21 +81,21 @@ const EPOCH_S: i64 = 1_700_000_000;
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 /// The only interface of the machine.
-fn addresses(_: &str) -> Local {
-    Local {
-        interfaces: vec![Interface {
+fn addresses(_: &str) -> LocalAddresses {
+    LocalAddresses {
+        interfaces: vec![HostInterface {
             name: "eth0".into(),
             addresses: vec![ADDRESS],
         }],
         default_v4: vec!["eth0".into()],
-        ..Local::default()
+        ..LocalAddresses::default()
     }
 }
 
 /// Time of the machine, as tests set it.
 #[derive(Debug, Default)]
 pub(crate) struct Hands {
-    now: Cell<Mono>,
+    now: Cell<MonoTime>,
     /// Seconds by which the wall clock is off.
     off_s: Cell<i64>,
     /// Set while the wall clock is not kept right.
@@ -104,24 +104,24 @@ pub(crate) struct Hands {
     boots: Cell<u32>,
     /// Interface by which the way to the apiserver leaves; `None`: there is no way.
     interface: Cell<Option<&'static str>>,
-    alarms: RefCell<Vec<(Mono, Waker)>>,
+    alarms: RefCell<Vec<(MonoTime, Waker)>>,
 }
 
 impl Hands {
-    pub(crate) const fn now(&self) -> Mono {
+    pub(crate) const fn now(&self) -> MonoTime {
         self.now.get()
     }
 
-    pub(in crate::agent) fn wall(&self) -> Wall {
-        let Mono(ms) = self.now.get();
+    pub(in crate::agent) fn wall(&self) -> WallTime {
+        let MonoTime(ms) = self.now.get();
         let second = EPOCH_S + self.off_s.get();
-        Wall(second * 1_000_000_000 + i64::try_from(ms).expect("small") * 1_000_000)
+        WallTime(second * 1_000_000_000 + i64::try_from(ms).expect("small") * 1_000_000)
     }
 
     /// Time of a wall clock that is never wrong.
-    fn true_wall(&self) -> Wall {
+    fn true_wall(&self) -> WallTime {
         let seconds = i64::try_from(self.now.get().0 / 1000).expect("small");
-        Wall::from_secs(EPOCH_S + seconds)
+        WallTime::from_secs(EPOCH_S + seconds)
     }
 
     /// Sets the wall clock alone.
@@ -149,16 +149,16 @@ impl Hands {
         self.alarms.take();
     }
 
-    pub(crate) fn next_alarm(&self) -> Option<Mono> {
+    pub(crate) fn next_alarm(&self) -> Option<MonoTime> {
         self.alarms.borrow().iter().map(|(at, _)| *at).min()
     }
 
-    pub(crate) fn set(&self, now: Mono) {
+    pub(crate) fn set(&self, now: MonoTime) {
         self.now.set(now);
         let all = self.alarms.take();
         let (due, later) = all.into_iter().partition(|(at, _)| *at <= now);
         self.alarms.replace(later);
-        let due: Vec<(Mono, Waker)> = due;
+        let due: Vec<(MonoTime, Waker)> = due;
         due.into_iter().for_each(|(_, waker)| waker.wake());
     }
 }
@@ -166,11 +166,11 @@ impl Hands {
 pub(crate) struct TestClock(pub(crate) Rc<Hands>);
 
 impl Clock for TestClock {
-    fn now(&self) -> Mono {
+    fn now(&self) -> MonoTime {
         self.0.now.get()
     }
 
-    fn wall(&self) -> Wall {
+    fn wall(&self) -> WallTime {
         self.0.wall()
     }
 
@@ -178,14 +178,14 @@ impl Clock for TestClock {
         !self.0.is_wrong.get()
     }
 
-    fn until(&self, deadline: Mono) -> Alarm {
+    fn until(&self, deadline: MonoTime) -> TimerFuture {
         let hands = Rc::clone(&self.0);
         Box::pin(poll_fn(move |cx| {
             if hands.now.get() >= deadline {
                 return Poll::Ready(());
             }
             let mut alarms = hands.alarms.borrow_mut();
-            let known = |(at, w): &(Mono, Waker)| *at == deadline && w.will_wake(cx.waker());
+            let known = |(at, w): &(MonoTime, Waker)| *at == deadline && w.will_wake(cx.waker());
             if !alarms.iter().any(known) {
                 alarms.push((deadline, cx.waker().clone()));
             }
@@ -195,7 +195,7 @@ impl Clock for TestClock {
 }
 
 /// Makes the driver that runs the pods of an agent.
-type Driver = fn(&Parts) -> Rc<dyn PodDriver>;
+type Driver = fn(&AgentParts) -> Rc<dyn PodDriver>;
 
 /// Makes what runs pods without containers.
 pub(crate) type MakeExternal = Rc<dyn Fn(&Rc<dyn Clock>) -> Rc<dyn ExternalPods>>;
@@ -204,20 +204,20 @@ pub(crate) type MakeExternal = Rc<dyn Fn(&Rc<dyn Clock>) -> Rc<dyn ExternalPods>
 #[derive(Clone)]
 struct Way {
     flags: &'static [&'static str],
-    api: Option<Arc<dyn Api>>,
+    api: Option<Arc<dyn KubeApi>>,
     driver: Driver,
     /// Makes what runs pods without containers, if there is anything.
     external: Option<MakeExternal>,
     /// Identity of the cluster.
     authority: &'static str,
     /// Changes the configuration once it was read.
-    adapt: Rc<dyn Fn(&mut Config)>,
+    adapt: Rc<dyn Fn(&mut AgentConfig)>,
     /// A line of `picolet` in the configuration.
     declared: String,
     /// Seconds by which the wall clock is off at the first boot, if it is not kept right.
     off_s: Option<i64>,
     /// To the remover of unused images.
-    unused_images: Option<UnusedImages>,
+    unused_images: Option<UnusedImageRequests>,
 }
 
 impl Way {
@@ -239,11 +239,11 @@ impl Way {
 
 /// A machine, and the agent that runs on it.
 pub(crate) struct World {
-    pub(super) parts: Parts,
+    pub(super) parts: AgentParts,
     /// The agent, which decides.
     pub(super) agent: Rc<RefCell<Agent>>,
     pub(crate) fake: Rc<Fake>,
-    pub(super) events: Sender<Event>,
+    pub(super) events: Sender<AgentEvent>,
     pub(super) wire: Rc<FakeWire>,
     /// Amounts of memory, disk space and process ids that are left.
     pub(super) left: Rc<Left>,
@@ -255,7 +255,7 @@ pub(crate) struct World {
     task: Task<()>,
     pub(super) api: Option<Arc<FakeApi>>,
     pub(super) metrics: Metrics,
-    pub(super) asker: Asker,
+    pub(super) asker: AgentHandle,
     /// Begin of the violations of the fake that are allowed.
     pub(super) forgiven: Option<&'static str>,
 }
@@ -272,14 +272,14 @@ impl World {
 
     /// Makes a node of a cluster, its agent with more flags.
     pub(super) fn with_flags_and_api(flags: &'static [&'static str], api: &Arc<FakeApi>) -> Self {
-        let mut world = Self::with(flags, Some(Arc::clone(api) as Arc<dyn Api>));
+        let mut world = Self::with(flags, Some(Arc::clone(api) as Arc<dyn KubeApi>));
         world.api = Some(Arc::clone(api));
         world.set(world.now());
         world
     }
 
     /// Makes a node of the cluster behind `api`, its agent with more flags; without `api` a node that stands alone.
-    pub(super) fn with(flags: &'static [&'static str], api: Option<Arc<dyn Api>>) -> Self {
+    pub(super) fn with(flags: &'static [&'static str], api: Option<Arc<dyn KubeApi>>) -> Self {
         Self::make(Way {
             flags,
             api,
@@ -292,7 +292,7 @@ impl World {
     pub(super) fn with_line(
         flags: &'static [&'static str],
         line: &str,
-        api: Arc<dyn Api>,
+        api: Arc<dyn KubeApi>,
         interface: &'static str,
     ) -> Self {
         let world = Self::make(Way {
@@ -313,7 +313,7 @@ impl World {
     /// Makes a node of a cluster whose wall clock is off by so many seconds when it boots, and is not kept right.
     pub(super) fn with_wrong_clock(off_s: i64, api: &Arc<FakeApi>) -> Self {
         let mut world = Self::make(Way {
-            api: Some(Arc::clone(api) as Arc<dyn Api>),
+            api: Some(Arc::clone(api) as Arc<dyn KubeApi>),
             off_s: Some(off_s),
             ..Way::plain(assembly::driver)
         });
@@ -326,11 +326,11 @@ impl World {
     pub(super) fn with_unused_images(
         flags: &'static [&'static str],
         api: &Arc<FakeApi>,
-        unused: UnusedImages,
+        unused: UnusedImageRequests,
     ) -> Self {
         let mut world = Self::make(Way {
             flags,
-            api: Some(Arc::clone(api) as Arc<dyn Api>),
+            api: Some(Arc::clone(api) as Arc<dyn KubeApi>),
             unused_images: Some(unused),
             ..Way::plain(assembly::driver)
         });
@@ -345,7 +345,7 @@ impl World {
     }
 
     /// Time of a wall clock that is never wrong.
-    pub(super) fn true_wall(&self) -> Wall {
+    pub(super) fn true_wall(&self) -> WallTime {
         self.hands.true_wall()
     }
 
@@ -372,12 +372,12 @@ impl World {
     /// of the real kernel below the test are waited for.
     pub(super) fn configured(
         declared: String,
-        adapt: Rc<dyn Fn(&mut Config)>,
+        adapt: Rc<dyn Fn(&mut AgentConfig)>,
         api: Option<&Arc<FakeApi>>,
     ) -> Self {
         let mut world = Self::make(Way {
             flags: &["--doorbells=false"],
-            api: api.map(|api| Arc::clone(api) as Arc<dyn Api>),
+            api: api.map(|api| Arc::clone(api) as Arc<dyn KubeApi>),
             adapt,
             declared,
             ..Way::plain(assembly::driver)
@@ -393,7 +393,7 @@ impl World {
         let fake = Rc::new(Fake::new());
         fake.add_image(IMAGE);
         let hands = Rc::new(Hands::default());
-        hands.set(Mono(1000));
+        hands.set(MonoTime(1000));
         if let Some(off_s) = way.off_s {
             hands.set_wrong(true);
             hands.jump(off_s);
@@ -421,13 +421,13 @@ impl World {
         let left = Rc::clone(&template.left);
         let joined = way.api.clone().map(|api| {
             let lanes = [Lane::inline(), Lane::inline()];
-            let lanes = KubeLanes::by(api, lanes, Rc::new(Threads));
-            let mut joined = Joined::new(lanes, template.cfg.doorbells, 7);
+            let lanes = KubeLanes::by(api, lanes, Rc::new(ThreadTransport));
+            let mut joined = JoinedCluster::new(lanes, template.cfg.doorbells, 7);
             joined.answers = MANY_ANSWERS;
             joined.authority = way.authority.into();
             joined
         });
-        let asker = Asker::new(events.clone());
+        let asker = AgentHandle::new(events.clone());
         let mut given = template.given(Rc::clone(&fake), Rc::clone(&hands), joined);
         let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
         given.images.unused.clone_from(&way.unused_images);
@@ -512,7 +512,7 @@ impl World {
 
     /// The Node object that `get node` shows.
     pub(crate) fn node_object(&self) -> Value {
-        let Parts {
+        let AgentParts {
             tools,
             machine,
             owners,
@@ -530,7 +530,7 @@ impl World {
         self.wait(shown).to_object()
     }
 
-    pub(super) fn now(&self) -> Mono {
+    pub(super) fn now(&self) -> MonoTime {
         self.hands.now.get()
     }
 
@@ -544,7 +544,7 @@ impl World {
         while self.executor.try_tick() {}
     }
 
-    fn set(&self, now: Mono) {
+    fn set(&self, now: MonoTime) {
         self.hands.set(now);
         self.fake.set_now(now, self.hands.wall());
         if let Some(api) = &self.api {
@@ -595,12 +595,12 @@ impl World {
     }
 
     /// Delivers the manifests that lie in the directory now.
-    pub(crate) fn apply(&self, manifests: &[Value]) -> Taken {
+    pub(crate) fn apply(&self, manifests: &[Value]) -> DeliveryResult {
         let pods = manifests
             .iter()
             .map(|raw| {
                 let pod = static_pod::prepare(raw.clone(), NODE, "/m/pod.yaml");
-                Delivered::Read(pod.expect("valid"))
+                SnapshotEntry::Read(pod.expect("valid"))
             })
             .collect();
         self.deliver(pods)
@@ -610,7 +610,7 @@ impl World {
     pub(super) fn apply_from_url(&self, manifests: &[Value]) {
         let pods = manifests.iter().map(|raw| {
             let pod = static_pod::prepare_from_url(raw.clone(), NODE, "http://h/m");
-            Delivered::Read(pod.expect("valid"))
+            SnapshotEntry::Read(pod.expect("valid"))
         });
         let news = SourceNews::Url(pods.collect());
         let asker = self.asker.clone();
@@ -623,10 +623,10 @@ impl World {
         assert!(taken.unknown.is_empty() && taken.unrecorded.is_empty());
     }
 
-    pub(super) fn deliver(&self, pods: Vec<Delivered>) -> Taken {
-        let snapshot = Snapshot {
+    pub(super) fn deliver(&self, pods: Vec<SnapshotEntry>) -> DeliveryResult {
+        let snapshot = SourceSnapshot {
             pods,
-            ..Snapshot::default()
+            ..SourceSnapshot::default()
         };
         let task = self.executor.spawn({
             let events = self.events.clone();
@@ -645,7 +645,7 @@ impl World {
             .cloned()
     }
 
-    pub(crate) fn phase(&self, uid: &str) -> Option<Phase> {
+    pub(crate) fn phase(&self, uid: &str) -> Option<PodPhase> {
         self.status(uid).map(|s| s.phase)
     }
 
@@ -674,7 +674,7 @@ impl World {
     /// Asks the agent to end, with its pods or without. The channel is closed when it has ended.
     pub(super) fn stop(&self, all: bool) -> Receiver<String> {
         let (done, answer) = smol::channel::bounded(1);
-        let stop = Event::Command(Command::Stop { all, done });
+        let stop = AgentEvent::Command(AgentCommand::Stop { all, done });
         self.events.try_send(stop).expect("room");
         answer
     }
@@ -682,14 +682,14 @@ impl World {
     /// Tells the agent that the machine goes down. The channel is closed when the machine may.
     pub(super) fn shut_down(&self) -> Receiver<String> {
         let (done, answer) = smol::channel::bounded(1);
-        let shutdown = Event::Command(Command::Shutdown { done });
+        let shutdown = AgentEvent::Command(AgentCommand::Shutdown { done });
         self.events.try_send(shutdown).expect("room");
         answer
     }
 
     /// Tells the agent that the shutdown of the machine is cancelled.
     pub(super) fn call_off(&self) {
-        let cancelled = Event::Command(Command::ShutdownCancelled);
+        let cancelled = AgentEvent::Command(AgentCommand::ShutdownCancelled);
         self.events.try_send(cancelled).expect("room");
     }
 
@@ -733,7 +733,7 @@ impl Drop for World {
 }
 
 /// Leaves the agent where tests may look at it between two turns of the loop.
-impl Seat for Rc<RefCell<Agent>> {
+impl AgentCell for Rc<RefCell<Agent>> {
     fn with<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T {
         turn(&mut self.borrow_mut())
     }
@@ -741,7 +741,7 @@ impl Seat for Rc<RefCell<Agent>> {
 
 /// A running agent.
 pub(in crate::agent) struct Running {
-    pub(in crate::agent) parts: Parts,
+    pub(in crate::agent) parts: AgentParts,
     pub(in crate::agent) agent: Rc<RefCell<Agent>>,
     /// The agent's loop.
     pub(in crate::agent) task: Task<()>,
@@ -752,14 +752,14 @@ pub(in crate::agent) struct Running {
 impl Running {
     /// Starts an agent on `executor`. Its loop reads `queue`; all other tasks send to `events`.
     pub(in crate::agent) fn start(
-        given: Given,
+        given: AssemblyInputs,
         driver: Driver,
         executor: &Rc<LocalExecutor<'static>>,
-        events: &Sender<Event>,
-        queue: Receiver<Event>,
+        events: &Sender<AgentEvent>,
+        queue: Receiver<AgentEvent>,
     ) -> Self {
         let (relist, asked) = smol::channel::bounded(1);
-        let parts = Parts::new(given);
+        let parts = AgentParts::new(given);
         let delays = backoff_store::restore(&parts.cfg.dirs.run);
         let resources = assembly::resources(&parts);
         let agent = Agent::new(&parts, relist.clone(), delays, resources);
@@ -790,8 +790,8 @@ impl Running {
 
 /// Configuration and facts of an agent, read once for many agents.
 pub(crate) struct Template {
-    cfg: Config,
-    node: NodeFacts,
+    cfg: AgentConfig,
+    node: MachineFacts,
     root: PathBuf,
     pub(in crate::agent) volumes: Volumes,
     wire: Rc<FakeWire>,
@@ -835,7 +835,7 @@ impl Template {
             words.extend([flag.into(), root.join(dir).into()]);
         }
         let flags = config::flags::parse(words, root).expect("flags");
-        let mut node = NodeFacts {
+        let mut node = MachineFacts {
             name: NODE.into(),
             host_ips: vec![ADDRESS],
             memory_bytes: 1 << 30,
@@ -851,7 +851,7 @@ impl Template {
             identity: Default::default(),
             settings: Default::default(),
         };
-        let cfg = config::load(flags, &config::Host::default())
+        let cfg = config::load(flags, &config::HostIdentity::default())
             .expect("configuration")
             .config;
         node.settings = node::facts::settings(&cfg, &node);
@@ -897,7 +897,7 @@ impl Template {
     }
 
     /// Makes the node of an agent.
-    pub(crate) fn node(&self) -> Rc<Node> {
+    pub(crate) fn node(&self) -> Rc<LocalNode> {
         self.given(Rc::new(Fake::new()), Rc::default(), None).node
     }
 
@@ -906,8 +906,8 @@ impl Template {
         &self,
         fake: Rc<Fake>,
         hands: Rc<Hands>,
-        joined: Option<Joined>,
-    ) -> Given {
+        joined: Option<JoinedCluster>,
+    ) -> AssemblyInputs {
         let (cfg, node) = (self.cfg.clone(), self.node.clone());
         let mount = format!(
             "30 23 0:26 / {} rw - cgroup2 cgroup2 rw",
@@ -921,8 +921,8 @@ impl Template {
         );
         let admission =
             admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
-        let node = Rc::new(Node::new(node, addresses, context, admission));
-        Given {
+        let node = Rc::new(LocalNode::new(node, addresses, context, admission));
+        AssemblyInputs {
             joined,
             wire: Rc::new(Rc::clone(&self.wire)),
             node,
@@ -944,7 +944,7 @@ impl Template {
             clock: Box::new(TestClock(hands)),
             runtime: fake,
             external: None,
-            images: Supply {
+            images: NodeImageHelpers {
                 keyring: Rc::new(()),
                 unused: None,
             },

@@ -7,17 +7,18 @@ use core::{
 };
 
 use crate::{
-    api::Wall,
-    config::Config,
+    api::WallTime,
+    config::AgentConfig,
     error::chain,
     kube::{
-        Api as _, Cluster, HttpApi, Kubeconfig, Rates, Timeouts, bootstrap,
-        join::k3s::{self, Supervisor},
-        store::Store,
+        ClientTimeouts, HttpApi, KubeApi as _, Kubeconfig, RequestRates, SharedApiserver,
+        bootstrap,
+        join::k3s::{self, K3sSupervisor},
+        store::CertificateStore,
         x509::Certificate,
     },
     logic::{
-        check::{Answer, Apiserver, Bootstrap},
+        check::{ApiserverAnswer, ApiserverFacts, BootstrapKubeconfig},
         server_clock::is_wrong,
     },
     net::ProxyVariables,
@@ -27,20 +28,20 @@ use crate::{
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// Looks at the apiserver. `None`: this machine is no node of a cluster.
-pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
+pub(super) fn look(cfg: &AgentConfig, proxies: ProxyVariables) -> Option<ApiserverFacts> {
     let wanted = &cfg.cluster;
     let path = wanted.kubeconfig.as_ref()?;
-    let mut facts = Apiserver {
+    let mut facts = ApiserverFacts {
         kubeconfig: path.display().to_string(),
         bootstrap: wanted.bootstrap_kubeconfig.as_ref().map(|path| {
             match Kubeconfig::load(path, &wanted.servers) {
-                Ok(_) => Bootstrap::Usable(path.display().to_string()),
-                Err(e) => Bootstrap::Unusable(e.to_string()),
+                Ok(_) => BootstrapKubeconfig::Usable(path.display().to_string()),
+                Err(e) => BootstrapKubeconfig::Unusable(e.to_string()),
             }
         }),
-        ..Apiserver::default()
+        ..ApiserverFacts::default()
     };
-    let kept = wanted.renewed_in().map(Store::client);
+    let kept = wanted.renewed_in().map(CertificateStore::client);
     let config = match bootstrap::kubeconfig_in_use(path, &wanted.servers, kept.as_ref()) {
         Ok(config) => config,
         Err(e) => {
@@ -65,29 +66,38 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
     let k3s = wanted
         .k3s
         .as_ref()
-        .map(|(server, _)| Supervisor::of_member(config.clone(), server, &proxies));
+        .map(|(server, _)| K3sSupervisor::of_member(config.clone(), server, &proxies));
     let skew = Arc::new(AtomicI64::new(0));
     let heard = Arc::clone(&skew);
-    let on_date = move |theirs: Wall, ours: Wall| {
+    let on_date = move |theirs: WallTime, ours: WallTime| {
         heard.store(ours.secs().saturating_sub(theirs.secs()), Ordering::Relaxed);
     };
-    let cluster = Arc::new(Cluster::new(config, proxies, Some(Box::new(on_date))));
-    let timeouts = Timeouts {
+    let cluster = Arc::new(SharedApiserver::new(
+        config,
+        proxies,
+        Some(Box::new(on_date)),
+    ));
+    let timeouts = ClientTimeouts {
         connect: ANSWER_TIME,
         answer: ANSWER_TIME,
         stall: ANSWER_TIME,
         whole: Some(ANSWER_TIME),
     };
-    let api = HttpApi::new(&cluster, timeouts, Rates::default(), Some(ANSWER_TIME));
+    let api = HttpApi::new(
+        &cluster,
+        timeouts,
+        RequestRates::default(),
+        Some(ANSWER_TIME),
+    );
     facts.answer = Some(match api.lease(&cfg.node_name) {
-        Ok(_) => Answer::Given,
-        Err(e) if e.is_answer() && e.status() != Some(401) => Answer::Given,
-        Err(e) => Answer::Silent(e.to_string()),
+        Ok(_) => ApiserverAnswer::Given,
+        Err(e) if e.is_answer() && e.status() != Some(401) => ApiserverAnswer::Given,
+        Err(e) => ApiserverAnswer::Silent(e.to_string()),
     });
-    let said = k3s.filter(|_| facts.answer == Some(Answer::Given));
+    let said = k3s.filter(|_| facts.answer == Some(ApiserverAnswer::Given));
     facts.tunnel = said
         .and_then(|supervisor| supervisor.cluster().ok())
-        .filter(k3s::Cluster::wants_tunnel)
+        .filter(k3s::K3sCluster::wants_tunnel)
         .map(|cluster| cluster.egress_selector_mode);
     let ahead = skew.load(Ordering::Relaxed);
     if is_wrong(ahead) {
@@ -101,7 +111,7 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
 }
 
 /// Returns the time in which all certificates of a chain are valid.
-fn validity(chain: &[Certificate]) -> Option<(Wall, Wall)> {
+fn validity(chain: &[Certificate]) -> Option<(WallTime, WallTime)> {
     let begins = chain.iter().map(|c| c.not_before).max()?;
     let ends = chain.iter().map(|c| c.not_after).min()?;
     Some((begins, ends))

@@ -12,30 +12,33 @@ use std::{
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{
-    CliError, Client, health::facts as facts_of, proxies as named_proxies, socket_of,
+    AgentClient, CliError, health::facts as facts_of, proxies as named_proxies, socket_of,
 };
 use super::{apiserver, kubeadm, runtime};
 use crate::{
     agent::{POD_RECORD_VERSION, images, kernel_settings},
-    api::{Quantity, order::Order as _, received::Delivered},
-    bus::logind::Places,
-    cgroup::{Cgroups, Hierarchy, Version},
+    api::{Quantity, order::OrderExt as _, received::SnapshotEntry},
+    bus::logind::LogindPaths,
+    cgroup::{CgroupVersion, Cgroups, Hierarchy},
     config::{
-        self, Config, Host,
+        self, AgentConfig, HostIdentity,
         flags::{self, FlagError},
     },
     error::chain,
     image::record,
     logic::{
-        check::{self, Agent, Clock, Dir, Dirs, Disk, Facts, Finding, Kernel, Manifests, Network},
-        eviction::Signal,
+        check::{
+            self, AgentDirectoryFacts, AgentReachability, CheckFacts, CheckFinding, ClockFacts,
+            DirectoryFacts, DiskWearFacts, KernelFacts, ManifestFacts, NetworkFacts,
+        },
+        eviction::EvictionSignal,
         object_fields, static_pod, validation,
     },
     net::Url,
     runtime::runc::{self, apparmor, cni::NetworkConfig, host},
-    server::backend::{DeviceShown, Health, List},
+    server::backend::{AgentHealth, DeviceReport, ObjectList},
     shim,
-    source::{ManifestDir, Problem, Reading, Rules, Trigger},
+    source::{ManifestDir, Rules, SourceProblem, SourceReading, Trigger},
     sys::{
         child::{self, Command},
         clock, disk_wear, file, mount, namespaces, pages,
@@ -81,34 +84,34 @@ const FIRMWARE_DIRS: [&str; 2] = ["/boot/firmware", "/boot"];
 fn configured(
     words: Vec<OsString>,
     is_kubelet: bool,
-) -> Result<(Config, check::Wanted, PathBuf), CliError> {
+) -> Result<(AgentConfig, check::OperatorConfig, PathBuf), CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
     let parsed = flags::parse(words.iter().cloned(), &cwd);
     let mut flags = parsed.map_err(|e| CliError::new(e.to_string()))?;
     flags.as_kubelet = is_kubelet;
-    let host = Host {
+    let host = HostIdentity {
         hostname: text("/proc/sys/kernel/hostname").trim().to_owned(),
     };
     let (cfg, wanted) = match config::load(flags, &host) {
         Ok(loaded) => {
-            let wanted = check::Wanted {
+            let wanted = check::OperatorConfig {
                 node_name: loaded.config.node_name.clone(),
                 file: loaded.file.map(|f| f.display().to_string()),
                 warnings: loaded.warnings,
-                ..check::Wanted::default()
+                ..check::OperatorConfig::default()
             };
             (loaded.config, wanted)
         }
         Err(e) => {
-            let stand_in = Host {
+            let stand_in = HostIdentity {
                 hostname: "localhost".into(),
             };
             let cfg = config::defaults(&stand_in).map_err(|e| CliError::new(chain(&e)))?;
-            let wanted = check::Wanted {
+            let wanted = check::OperatorConfig {
                 unusable: Some(chain(&e)),
                 node_name: host.hostname.to_lowercase(),
-                ..check::Wanted::default()
+                ..check::OperatorConfig::default()
             };
             (cfg, wanted)
         }
@@ -142,7 +145,7 @@ pub(super) fn split_files(
 
 /// Gathers the facts of this machine, as an agent with these flags would find them. `is_kubelet`: the agent is called
 /// as `kubelet`.
-pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, CliError> {
+pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<CheckFacts, CliError> {
     let (cfg, mut wanted, socket) = configured(flags, is_kubelet)?;
     wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
     if cfg.cgroup.protect_kernel_defaults {
@@ -158,14 +161,16 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
     wanted.image_high_percent = cfg.images.high_percent;
     let thresholds = cfg.eviction.settings.thresholds.iter();
     // The threshold for all pods together is derived from another one.
-    let written = thresholds.filter(|t| t.signal != Signal::AllocatableMemory);
+    let written = thresholds.filter(|t| t.signal != EvictionSignal::AllocatableMemory);
     wanted.kept_free = written.map(ToString::to_string).collect();
     wanted.evict_static_pods = cfg.eviction.static_pods;
     let (agent, pid) = agent(&socket);
     let detected = Cgroups::detect();
-    let cgroups = check::Cgroups {
+    let cgroups = check::CgroupFacts {
         mounted: detected.is_ok(),
-        v2: detected.as_ref().is_ok_and(|c| c.version() == Version::V2),
+        v2: detected
+            .as_ref()
+            .is_ok_and(|c| c.version() == CgroupVersion::V2),
         missing: detected.as_ref().map_or_else(
             |_| ["cpu", "memory", "pids"].map(str::to_owned).into(),
             |c| {
@@ -176,7 +181,7 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
             },
         ),
     };
-    Ok(Facts {
+    Ok(CheckFacts {
         devices: devices(&cfg, cgroups.v2, pid.map(|_| &*socket)),
         kernel: kernel(&detected.unwrap_or_else(|_| no_cgroups())),
         cgroups,
@@ -184,7 +189,7 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
         network: network(&cfg),
         clock: clocks(),
         dirs: dirs(&cfg, pid),
-        rights: check::Rights {
+        rights: check::ProcessRights {
             root: nix::unistd::geteuid().is_root(),
             capabilities: host::effective_capabilities(pid.unwrap_or_else(std::process::id)),
         },
@@ -192,7 +197,7 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
         registries: registries(&cfg, pid.map(|_| &*socket)),
         kubelets: kubelets(),
         apiserver: apiserver::look(&cfg, named_proxies()),
-        kubeadm: check::Kubeadm::default(),
+        kubeadm: check::KubeadmFacts::default(),
         of_parts: of_parts(&cfg, &agent),
         agent,
         wanted,
@@ -200,20 +205,20 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
 }
 
 /// Asks the parts for their findings.
-fn of_parts(cfg: &Config, agent: &Agent) -> Vec<(&'static str, Finding)> {
+fn of_parts(cfg: &AgentConfig, agent: &AgentReachability) -> Vec<(&'static str, CheckFinding)> {
     let states = match agent {
-        Agent::Up(agent) => Some(&agent.parts),
-        Agent::Absent | Agent::Mute(_) => None,
+        AgentReachability::Up(agent) => Some(&agent.parts),
+        AgentReachability::Absent | AgentReachability::Mute(_) => None,
     };
     let parts = cfg.parts.iter();
     parts.filter_map(|part| part.check(states)).collect()
 }
 
 /// Gathers the facts of devices. `socket`: of the agent, if there is one.
-fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
+fn devices(cfg: &AgentConfig, v2: bool, socket: Option<&Path>) -> check::OfferedDevices {
     let facts = cfg.parts.iter().find_map(|part| part.resource_facts());
     let Some(facts) = facts else {
-        return check::Devices::default();
+        return check::OfferedDevices::default();
     };
     let needed = if v2 {
         "CONFIG_CGROUP_BPF"
@@ -222,7 +227,7 @@ fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
     };
     let lacks = kubeadm::kernel(text("/proc/sys/kernel/osrelease").trim());
     let lacks = lacks.into_iter().flat_map(|(_, options)| options);
-    check::Devices {
+    check::OfferedDevices {
         plugins: socket.map(plugins).unwrap_or_default(),
         lacks: lacks.into_iter().find(|option| option == needed),
         ..facts
@@ -231,12 +236,12 @@ fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
 
 /// Asks the agent for the resources of device plugins; none if it does not answer.
 fn plugins(socket: &Path) -> Vec<(String, usize)> {
-    let known: Result<List<DeviceShown>, _> = Client::new(socket).read("/devices");
+    let known: Result<ObjectList<DeviceReport>, _> = AgentClient::new(socket).read("/devices");
     healthy_units(known.map(|list| list.items).unwrap_or_default())
 }
 
 /// Counts the healthy units of each resource of device plugins. The units come sorted by resource.
-fn healthy_units(units: Vec<DeviceShown>) -> Vec<(String, usize)> {
+fn healthy_units(units: Vec<DeviceReport>) -> Vec<(String, usize)> {
     let mut resources: Vec<(String, usize)> = Vec::new();
     for unit in units {
         if !unit.plugin {
@@ -252,7 +257,7 @@ fn healthy_units(units: Vec<DeviceShown>) -> Vec<(String, usize)> {
 }
 
 /// Places of an agent with these flags: its socket, its root directory, its manifests.
-pub(crate) struct Place {
+pub(crate) struct AgentPaths {
     /// Socket of the agent.
     pub(crate) socket: PathBuf,
     /// Root directory of the agent.
@@ -262,7 +267,7 @@ pub(crate) struct Place {
     pub(super) node_name: String,
 }
 
-impl Place {
+impl AgentPaths {
     /// Finds the places of an agent with these flags.
     pub(crate) fn of(flags: Vec<OsString>) -> Result<Self, CliError> {
         let (cfg, _, socket) = configured(flags, false)?;
@@ -278,11 +283,11 @@ impl Place {
     pub(crate) fn manifest_of(&self, namespace: &str, pod: &str) -> Option<PathBuf> {
         let path = self.manifests.as_deref()?;
         let read = ManifestDir::new(path.into(), self.node_name.clone(), RULES).read(Trigger::Poll);
-        let Reading::Snapshot(snapshot) = read else {
+        let SourceReading::Snapshot(snapshot) = read else {
             return None;
         };
         snapshot.pods.into_iter().find_map(|delivered| {
-            let Delivered::Read(received) = delivered else {
+            let SnapshotEntry::Read(received) = delivered else {
                 return None;
             };
             let meta = &received.pod.metadata;
@@ -317,7 +322,7 @@ pub(super) fn program(name: &str) -> Option<PathBuf> {
 
 /// Reason why a program has given no usable answer.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
+pub(crate) enum ProgramAnswerError {
     /// Fault of this machine: the program does not start, or does not end in time.
     #[error(transparent)]
     Run(#[from] io::Error),
@@ -327,7 +332,7 @@ pub(crate) enum AskError {
 }
 
 /// Runs a program and returns its output; `None` if there is no such program.
-pub(crate) fn ask(name: &str, words: &[&str]) -> Option<Result<String, AskError>> {
+pub(crate) fn ask(name: &str, words: &[&str]) -> Option<Result<String, ProgramAnswerError>> {
     let command = Command::new(program(name)?)
         .args(words)
         .capture(MAX_OUTPUT_BYTES);
@@ -340,13 +345,13 @@ pub(crate) fn ask(name: &str, words: &[&str]) -> Option<Result<String, AskError>
         Ok(lossy(&output.stdout))
     } else {
         let told = lossy(&output.stderr);
-        Err(AskError::Failed(
+        Err(ProgramAnswerError::Failed(
             told.lines().next().unwrap_or("").to_owned(),
         ))
     })
 }
 
-fn kernel(cgroups: &Cgroups) -> Kernel {
+fn kernel(cgroups: &Cgroups) -> KernelFacts {
     let release = text("/proc/sys/kernel/osrelease").trim().to_owned();
     let facts = host::facts(cgroups);
     let firmware = |name: &str| {
@@ -359,7 +364,7 @@ fn kernel(cgroups: &Cgroups) -> Kernel {
         .lines()
         .any(|l| l.split_whitespace().next_back() == Some("overlay"));
     let module = format!("/lib/modules/{release}/kernel/fs/overlayfs");
-    Kernel {
+    KernelFacts {
         machine: nix::sys::utsname::uname()
             .map_or_else(|_| String::new(), |u| u.machine().to_string_lossy().into()),
         program: program_architecture().into(),
@@ -399,9 +404,9 @@ fn zram_bytes() -> u64 {
 }
 
 /// Finds the disk that `path` is on.
-fn disk(path: &Path) -> Option<Disk> {
+fn disk(path: &Path) -> Option<DiskWearFacts> {
     let disk = disk_wear::of(path)?;
-    Some(Disk {
+    Some(DiskWearFacts {
         name: disk.name,
         written: disk.written,
         used_life: disk.used_life,
@@ -431,7 +436,7 @@ fn elf_bits(mut program: impl io::Read) -> Option<u8> {
     }
 }
 
-fn network(cfg: &Config) -> Network {
+fn network(cfg: &AgentConfig) -> NetworkFacts {
     let wanted = &cfg.network;
     let (conf, conf_error) = match NetworkConfig::first_in(&wanted.cni_conf) {
         Ok(found) => (found, None),
@@ -443,7 +448,7 @@ fn network(cfg: &Config) -> Network {
             bin_dir: wanted.cni_bin.clone(),
             run_dir: cfg.dirs.run.join("cni"),
             root_dir: cfg.dirs.root.join("cni"),
-            built_in: runc::BuiltIn {
+            built_in: runc::BuiltInNetwork {
                 bridge: wanted.builtin_bridge.clone(),
                 subnets: vec![wanted.builtin_subnet.to_string()],
                 mtu: 0,
@@ -476,7 +481,7 @@ fn network(cfg: &Config) -> Network {
         .unwrap_or_default();
     let file = wanted.resolv_conf.as_ref();
     let bridge_filter = text("/proc/sys/net/bridge/bridge-nf-call-iptables");
-    Network {
+    NetworkFacts {
         conf_dir: wanted.cni_conf.display().to_string(),
         conf: conf.map(|c| c.file.display().to_string()),
         conf_error,
@@ -560,12 +565,12 @@ fn listening(tables: &[String]) -> Vec<u16> {
     ports
 }
 
-fn clocks() -> Clock {
+fn clocks() -> ClockFacts {
     let saved = [
         ("/etc/fake-hwclock.data", "fake-hwclock"),
         ("/var/lib/systemd/timesync/clock", "systemd-timesyncd"),
     ];
-    Clock {
+    ClockFacts {
         now: clock::wall(),
         synchronized: clock::synchronized(),
         rtc: Path::new("/sys/class/rtc/rtc0").exists(),
@@ -576,7 +581,7 @@ fn clocks() -> Clock {
     }
 }
 
-fn dirs(cfg: &Config, agent: Option<u32>) -> Dirs {
+fn dirs(cfg: &AgentConfig, agent: Option<u32>) -> AgentDirectoryFacts {
     let mut mounts = Vec::new();
     let _ = mount::each_mount(|m| mounts.push((m.target, m.kind)));
     let host_mounts = match agent {
@@ -586,7 +591,7 @@ fn dirs(cfg: &Config, agent: Option<u32>) -> Dirs {
         }
         None => namespaces::in_host_mount_namespace().ok(),
     };
-    Dirs {
+    AgentDirectoryFacts {
         root_disk: disk(&cfg.dirs.root),
         root: dir(&cfg.dirs.root, "--root-dir", &mounts),
         run: dir(&cfg.dirs.run, "--run-dir", &mounts),
@@ -602,7 +607,7 @@ fn dirs(cfg: &Config, agent: Option<u32>) -> Dirs {
 
 /// Lists the other places that the agent writes to, beside its three directories, with the flag that names another
 /// place, if there is one (SVC-20).
-fn others(cfg: &Config) -> Vec<(PathBuf, &'static str)> {
+fn others(cfg: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
     let cluster = &cfg.cluster;
     let mut all = vec![
         (cfg.dirs.container_logs.clone(), "--container-log-dir"),
@@ -618,13 +623,13 @@ fn others(cfg: &Config) -> Vec<(PathBuf, &'static str)> {
         all.push((dir.to_owned(), "--kubeconfig"));
     }
     if !cfg.shutdown.is_empty() {
-        all.push((Places::default().drop_ins, ""));
+        all.push((LogindPaths::default().drop_ins, ""));
     }
     all
 }
 
 /// Finds a record of a pod, image, sandbox or container that is too new for this program.
-fn foreign_record(cfg: &Config) -> Option<(String, u32)> {
+fn foreign_record(cfg: &AgentConfig) -> Option<(String, u32)> {
     let images = cfg.dirs.images();
     [
         (cfg.dirs.root.join("pods"), "pod.json", POD_RECORD_VERSION),
@@ -671,7 +676,7 @@ fn record_version(path: &Path) -> Option<u32> {
 }
 
 /// Finds the file system on which a directory is, or will be once it is made.
-fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> Dir {
+fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> DirectoryFacts {
     let there = path.ancestors().find(|p| p.exists()).unwrap_or(path);
     let real = fs::canonicalize(there).unwrap_or_else(|_| there.to_owned());
     // The longest target above it; of two mounts at one place the later hides the earlier.
@@ -679,11 +684,11 @@ fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> Dir {
         .iter()
         .filter(|(target, _)| real.starts_with(target))
         .max_by_key(|(target, _)| target.as_os_str().len());
-    let mut dir = Dir {
+    let mut dir = DirectoryFacts {
         path: path.display().to_string(),
         kind: on.map_or_else(String::new, |(_, kind)| kind.clone()),
         moved_by: moved_by.into(),
-        ..Dir::default()
+        ..DirectoryFacts::default()
     };
     if let Ok(fs) = statvfs(&real) {
         let block = u64::from(fs.fragment_size());
@@ -706,19 +711,19 @@ fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> Dir {
     dir
 }
 
-fn manifests(cfg: &Config) -> Manifests {
+fn manifests(cfg: &AgentConfig) -> ManifestFacts {
     let url = cfg.manifest_url.as_ref().map(|at| &at.url);
     let open = open_credentials(cfg);
-    let at_url = Manifests {
+    let at_url = ManifestFacts {
         url: url.map(Url::shown),
         is_url_plain: url.is_some_and(Url::is_plain_over_network),
         open_secrets: open.iter().cloned().collect(),
-        ..Manifests::default()
+        ..ManifestFacts::default()
     };
     let Some(path) = &cfg.dirs.manifests else {
         return at_url;
     };
-    let mut out = Manifests {
+    let mut out = ManifestFacts {
         path: Some(path.display().to_string()),
         open_secrets: open_secrets(path).into_iter().chain(open).collect(),
         ..at_url
@@ -728,10 +733,10 @@ fn manifests(cfg: &Config) -> Manifests {
 }
 
 /// Looks at one file, or a directory of them, as the agent of node `node` would.
-pub(super) fn manifest_file(path: &Path, node: &str) -> Manifests {
-    let mut out = Manifests {
+pub(super) fn manifest_file(path: &Path, node: &str) -> ManifestFacts {
+    let mut out = ManifestFacts {
         path: Some(path.display().to_string()),
-        ..Manifests::default()
+        ..ManifestFacts::default()
     };
     if path.exists() {
         read_manifests(path, node, &mut out);
@@ -742,15 +747,15 @@ pub(super) fn manifest_file(path: &Path, node: &str) -> Manifests {
     out
 }
 
-fn read_manifests(path: &Path, node: &str, out: &mut Manifests) {
-    let told = |problem: &Problem| {
+fn read_manifests(path: &Path, node: &str, out: &mut ManifestFacts) {
+    let told = |problem: &SourceProblem| {
         let one_line = problem.message.replace('\n', "; ");
         (problem.path.display().to_string(), one_line)
     };
     match ManifestDir::new(path.into(), node.into(), RULES).read(Trigger::Poll) {
-        Reading::Unchanged => {}
-        Reading::Failed(problem) => out.bad.push(told(&problem)),
-        Reading::Snapshot(snapshot) => {
+        SourceReading::Unchanged => {}
+        SourceReading::Failed(problem) => out.bad.push(told(&problem)),
+        SourceReading::Snapshot(snapshot) => {
             for problem in &snapshot.problems {
                 let list = match problem.fatal {
                     true => &mut out.bad,
@@ -759,7 +764,7 @@ fn read_manifests(path: &Path, node: &str, out: &mut Manifests) {
                 list.push(told(problem));
             }
             for delivered in &snapshot.pods {
-                let Delivered::Read(received) = delivered else {
+                let SnapshotEntry::Read(received) = delivered else {
                     continue;
                 };
                 out.pods += 1;
@@ -780,18 +785,18 @@ fn read_manifests(path: &Path, node: &str, out: &mut Manifests) {
 }
 
 /// Reads the configuration of registries as the agent does. `socket`: of the agent, if there is one.
-fn registries(cfg: &Config, socket: Option<&Path>) -> check::Registries {
+fn registries(cfg: &AgentConfig, socket: Option<&Path>) -> check::RegistryConfigFacts {
     let path = &cfg.images.registries;
     if !path.exists() {
-        return check::Registries::default();
+        return check::RegistryConfigFacts::default();
     }
     let written = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
     // The agent makes its socket when it starts.
     let started = socket.and_then(written);
-    let mut found = check::Registries {
+    let mut found = check::RegistryConfigFacts {
         path: Some(path.display().to_string()),
         is_newer: started.is_some_and(|started| written(path).is_some_and(|at| at > started)),
-        ..check::Registries::default()
+        ..check::RegistryConfigFacts::default()
     };
     match images::registries(path) {
         Ok((_, faults)) => found.faults = faults,
@@ -801,7 +806,7 @@ fn registries(cfg: &Config, socket: Option<&Path>) -> check::Registries {
 }
 
 /// Names `registries.yaml` if it holds credentials and users other than root can read it.
-fn open_credentials(cfg: &Config) -> Option<String> {
+fn open_credentials(cfg: &AgentConfig) -> Option<String> {
     let path = &cfg.images.registries;
     let dir = path.parent()?;
     if !lets_others(dir, 0o011) || !lets_others(path, 0o044) {
@@ -862,16 +867,16 @@ fn kubelets() -> Vec<(String, u32)> {
 }
 
 /// Asks the agent for its health and its process id.
-fn agent(socket: &Path) -> (Agent, Option<u32>) {
+fn agent(socket: &Path) -> (AgentReachability, Option<u32>) {
     if std::os::unix::net::UnixStream::connect(socket).is_err() {
-        return (Agent::Absent, None);
+        return (AgentReachability::Absent, None);
     }
-    let health: Health = match Client::new(socket).read("/health") {
+    let health: AgentHealth = match AgentClient::new(socket).read("/health") {
         Ok(health) => health,
-        Err(e) => return (Agent::Mute(e.to_string()), None),
+        Err(e) => return (AgentReachability::Mute(e.to_string()), None),
     };
     let pid = health.pid;
-    (Agent::Up(facts_of(health)), Some(pid))
+    (AgentReachability::Up(facts_of(health)), Some(pid))
 }
 
 #[cfg(test)]
@@ -899,12 +904,12 @@ mod tests {
     #[test]
     fn units_of_plugins() {
         // DEV-37
-        let unit = |resource: &str, id: &str, healthy, plugin| DeviceShown {
+        let unit = |resource: &str, id: &str, healthy, plugin| DeviceReport {
             resource: resource.into(),
             id: id.into(),
             healthy,
             plugin,
-            ..DeviceShown::default()
+            ..DeviceReport::default()
         };
         let all = vec![
             unit("a.io/x", "1", true, true),

@@ -10,14 +10,14 @@ use flate2::read::MultiGzDecoder;
 
 use super::gather::{MAX_FILE_BYTES, ask, program, text};
 use crate::{
-    logic::check::{FILES, KERNEL_OPTIONS, Kubeadm, OWN_SOCKET, PROGRAMS, SOCKETS},
+    logic::check::{FILES, KERNEL_OPTIONS, KubeadmFacts, OWN_SOCKET, PROGRAMS, SOCKETS},
     net::ProxyVariables,
 };
 
 /// Configuration of the running kernel, if the kernel was built to show it.
 const KERNEL_CONFIG: &str = "/proc/config.gz";
 
-pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> Kubeadm {
+pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> KubeadmFacts {
     let there = |paths: &[&str]| -> Vec<String> {
         let found = paths.iter().filter(|path| Path::new(path).exists());
         found.map(|&path| path.to_owned()).collect()
@@ -29,7 +29,7 @@ pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> 
         None => (String::new(), Some("there is no such program".into())),
     };
     let enabled = ask("systemctl", &["is-enabled", "kubelet"]);
-    Kubeadm {
+    KubeadmFacts {
         files: there(&FILES),
         missing_programs: missing.map(|&name| name.to_owned()).collect(),
         sockets: there(&SOCKETS),

@@ -5,19 +5,22 @@ mod gather;
 mod kubeadm;
 mod runtime;
 
-pub(crate) use gather::{Place, ask};
+pub(crate) use gather::{AgentPaths, ask};
 
 use std::{ffi::OsString, io::IsTerminal as _, path::Path, process::ExitCode};
 
 use serde_json::{Value, json};
 
-use super::{CliError, args, commands::Command, print};
-use crate::logic::check::{self, Finding, Level};
+use super::{CliError, args, commands::CliCommand, print};
+use crate::logic::check::{self, CheckFinding, FindingLevel};
 
 /// Exit code if pods cannot run.
 const EXIT_ERRORS: u8 = 1;
 
-pub(crate) fn run(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
+pub(crate) fn run(
+    command: &'static CliCommand,
+    words: Vec<OsString>,
+) -> Result<ExitCode, CliError> {
     let (own, agent) = args::split(command, words)?;
     let (mut json, mut quiet, mut strict) = (false, false, false);
     let (mut of_kubeadm, mut is_kubelet) = (false, false);
@@ -54,7 +57,11 @@ pub(crate) fn run(command: &'static Command, words: Vec<OsString>) -> Result<Exi
     } else {
         print(&as_lines(&findings, quiet, std::io::stdout().is_terminal()))?;
     }
-    let least = if strict { Level::Warning } else { Level::Error };
+    let least = if strict {
+        FindingLevel::Warning
+    } else {
+        FindingLevel::Error
+    };
     let wrong = findings.iter().any(|(_, f)| f.level >= least);
     Ok(if wrong {
         EXIT_ERRORS.into()
@@ -63,14 +70,14 @@ pub(crate) fn run(command: &'static Command, words: Vec<OsString>) -> Result<Exi
     })
 }
 
-type Findings = [(&'static str, Finding)];
+type CheckFindings = [(&'static str, CheckFinding)];
 
 /// Judges manifests by themselves: the agent, if there is one, is not asked. `flags`: of an agent that would read them.
 fn judge_files(
     files: &[String],
     flags: Vec<OsString>,
-) -> Result<Vec<(&'static str, Finding)>, CliError> {
-    let node = Place::of(flags)?.node_name;
+) -> Result<Vec<(&'static str, CheckFinding)>, CliError> {
+    let node = AgentPaths::of(flags)?.node_name;
     let judge = |file: &String| {
         let manifests = gather::manifest_file(Path::new(file), &node);
         ("manifest", check::judge_manifests(&manifests))
@@ -78,22 +85,22 @@ fn judge_files(
     Ok(files.iter().map(judge).collect())
 }
 
-fn count(findings: &Findings, level: Level) -> usize {
+fn count(findings: &CheckFindings, level: FindingLevel) -> usize {
     findings.iter().filter(|(_, f)| f.level == level).count()
 }
 
 /// Makes a line for each check, with its fix below, and a sum.
-fn as_lines(findings: &Findings, quiet: bool, color: bool) -> String {
+fn as_lines(findings: &CheckFindings, quiet: bool, color: bool) -> String {
     let width = findings.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
     let mut out = String::new();
     for (name, finding) in findings {
-        if quiet && finding.level == Level::Ok {
+        if quiet && finding.level == FindingLevel::Ok {
             continue;
         }
         let (word, paint) = match finding.level {
-            Level::Ok => ("ok   ", "32"),
-            Level::Warning => ("warn ", "33"),
-            Level::Error => ("ERROR", "31"),
+            FindingLevel::Ok => ("ok   ", "32"),
+            FindingLevel::Warning => ("warn ", "33"),
+            FindingLevel::Error => ("ERROR", "31"),
         };
         let word = if color {
             format!("\x1b[{paint}m{word}\x1b[0m")
@@ -106,8 +113,8 @@ fn as_lines(findings: &Findings, quiet: bool, color: bool) -> String {
         }
     }
     let (errors, warnings) = (
-        count(findings, Level::Error),
-        count(findings, Level::Warning),
+        count(findings, FindingLevel::Error),
+        count(findings, FindingLevel::Warning),
     );
     let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
     out += &format!(
@@ -127,15 +134,15 @@ pub(crate) fn found(flags: Vec<OsString>) -> Result<Value, CliError> {
 
 /// Makes the report for programs. `answers`: true if the apiserver answers; `None`: it was not asked. People read its
 /// finding instead, which says what matters most.
-fn report(findings: &Findings, answers: Option<bool>) -> Value {
+fn report(findings: &CheckFindings, answers: Option<bool>) -> Value {
     let checks: Vec<_> = findings
         .iter()
         .map(|(name, f)| json!({"name": name, "level": f.level.as_str(), "message": f.says, "fix": f.fix}))
         .collect();
     json!({
         "version": crate::VERSION,
-        "errors": count(findings, Level::Error),
-        "warnings": count(findings, Level::Warning),
+        "errors": count(findings, FindingLevel::Error),
+        "warnings": count(findings, FindingLevel::Warning),
         "apiserverAnswers": answers,
         "checks": checks,
     })
@@ -145,8 +152,8 @@ fn report(findings: &Findings, answers: Option<bool>) -> Value {
 mod tests {
     use super::*;
 
-    fn finding(level: Level, says: &str, fix: &str) -> Finding {
-        Finding {
+    fn finding(level: FindingLevel, says: &str, fix: &str) -> CheckFinding {
+        CheckFinding {
             level,
             says: says.into(),
             fix: fix.into(),
@@ -164,17 +171,17 @@ mod tests {
             )
         };
         let files = [
-            ("good.yaml", pod("image: i"), Level::Ok, "1 pods in "),
+            ("good.yaml", pod("image: i"), FindingLevel::Ok, "1 pods in "),
             (
                 "odd.yaml",
                 pod("image: i, comand: [x]"),
-                Level::Warning,
+                FindingLevel::Warning,
                 "unknown field spec.containers[0].comand is ignored, did you mean command?",
             ),
             (
                 "bad.yaml",
                 pod("imgae: i"),
-                Level::Error,
+                FindingLevel::Error,
                 "spec.containers[0].image: Required value; unknown field spec.containers[0].imgae is ignored, did you mean image?",
             ),
         ];
@@ -202,7 +209,7 @@ mod tests {
         let (_, absent) = &findings[3];
         assert_eq!(
             (absent.level, &*absent.says),
-            (Level::Error, "/no/such/file: does not exist")
+            (FindingLevel::Error, "/no/such/file: does not exist")
         );
         assert_eq!(findings[1].1.fix, format!("correct {}", named[1]));
     }
@@ -210,12 +217,12 @@ mod tests {
     #[test]
     fn forms() {
         let findings = [
-            ("clock", finding(Level::Ok, "2026-01-01", "")),
+            ("clock", finding(FindingLevel::Ok, "2026-01-01", "")),
             (
                 "runtime",
-                finding(Level::Error, "none", "apt-get install runc"),
+                finding(FindingLevel::Error, "none", "apt-get install runc"),
             ),
-            ("rtc", finding(Level::Warning, "no clock", "buy one")),
+            ("rtc", finding(FindingLevel::Warning, "no clock", "buy one")),
         ];
         assert_eq!(
             as_lines(&findings, false, false),

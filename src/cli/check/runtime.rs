@@ -7,17 +7,17 @@ use smol::LocalExecutor;
 
 use super::gather::{ASK_TIMEOUT, no_cgroups};
 use crate::{
-    api::cri::{CgroupDriver, Condition, DEFAULT_HANDLER, Handler},
+    api::cri::{CgroupDriver, DEFAULT_HANDLER, HandlerCapabilities, RuntimeCondition},
     cgroup::{Cgroups, SYSTEMD_SOCKET},
-    config::{Config, Endpoints},
+    config::{AgentConfig, RuntimeEndpoints},
     logic::{cgroup::CgroupTree, check},
     parts,
-    runtime::{RuntimeError, endpoint::Settings, runc::program::Program},
+    runtime::{RuntimeError, endpoint::EndpointSettings, runc::program::OciRuntime},
     sys::lane::Lane,
 };
 
 /// Looks at the program that runs containers.
-pub(super) fn look(cfg: &Config) -> check::Runtime {
+pub(super) fn look(cfg: &AgentConfig) -> check::RuntimeFacts {
     let mut found = look_for(cfg);
     let root = cfg.cgroup.tree.root.clone();
     let driver = CgroupDriver::Systemd;
@@ -29,13 +29,13 @@ pub(super) fn look(cfg: &Config) -> check::Runtime {
     found
 }
 
-fn look_for(cfg: &Config) -> check::Runtime {
+fn look_for(cfg: &AgentConfig) -> check::RuntimeFacts {
     if let Some(endpoints) = &cfg.runtime.endpoints {
         return at_endpoint(cfg, endpoints);
     }
     let name = cfg.runtime.program.display().to_string();
-    let mut found = check::Runtime::default();
-    match smol::block_on(Program::probe(&name)) {
+    let mut found = check::RuntimeFacts::default();
+    match smol::block_on(OciRuntime::probe(&name)) {
         Ok(program) => {
             found.program = shown(&program);
             found.holes = program.warnings;
@@ -43,11 +43,11 @@ fn look_for(cfg: &Config) -> check::Runtime {
         Err(e) => found.error = Some(e.to_string()),
     }
     for (name, path) in &cfg.runtime.handlers {
-        let mut handler = check::Handler {
+        let mut handler = check::HandlerRuntimeFacts {
             name: name.clone(),
-            ..check::Handler::default()
+            ..check::HandlerRuntimeFacts::default()
         };
-        match smol::block_on(Program::probe(path)) {
+        match smol::block_on(OciRuntime::probe(path)) {
             Ok(program) => {
                 handler.program = shown(&program);
                 let holes = program.warnings.into_iter();
@@ -62,8 +62,8 @@ fn look_for(cfg: &Config) -> check::Runtime {
     found
 }
 
-fn shown(program: &Program) -> String {
-    let Program {
+fn shown(program: &OciRuntime) -> String {
+    let OciRuntime {
         name,
         version,
         path,
@@ -73,13 +73,13 @@ fn shown(program: &Program) -> String {
 }
 
 /// Asks a runtime of another process for its name and its network for pods.
-fn at_endpoint(cfg: &Config, endpoints: &Endpoints) -> check::Runtime {
+fn at_endpoint(cfg: &AgentConfig, endpoints: &RuntimeEndpoints) -> check::RuntimeFacts {
     let socket = endpoints.runtime.display().to_string();
-    let settings = Settings {
+    let settings = EndpointSettings {
         endpoint: endpoints.runtime.clone(),
         image_endpoint: endpoints.images.clone(),
         request_timeout: cfg.times.runtime_request.min(ASK_TIMEOUT),
-        ..Settings::default()
+        ..EndpointSettings::default()
     };
     let executor = Rc::new(LocalExecutor::new());
     let asked = async {
@@ -89,28 +89,28 @@ fn at_endpoint(cfg: &Config, endpoints: &Endpoints) -> check::Runtime {
         let status = runtime.status().await?;
         let handlers = runtime.capabilities().handlers;
         let told = runtime.told_cgroup_driver();
-        let drivers = check::Drivers {
+        let drivers = check::CgroupDriverFacts {
             told,
             shown: match told {
                 Some(_) => None,
                 None => runtime.shown_cgroup_driver().await?,
             },
-            ..check::Drivers::default()
+            ..check::CgroupDriverFacts::default()
         };
         Ok((runtime.version(), handlers, status, drivers))
     };
     let asked: Result<_, RuntimeError> = smol::block_on(executor.run(asked));
-    let told = |c: &Condition| (!c.ok).then(|| format!("{} {}", c.reason, c.message));
-    let mut found = check::Runtime::default();
+    let told = |c: &RuntimeCondition| (!c.ok).then(|| format!("{} {}", c.reason, c.message));
+    let mut found = check::RuntimeFacts::default();
     match asked {
         Ok((version, handlers, status, drivers)) => {
             found.drivers = drivers;
             let named = handlers
                 .into_iter()
                 .filter(|handler| handler.name != DEFAULT_HANDLER);
-            let handler = |handler: Handler| check::Handler {
+            let handler = |handler: HandlerCapabilities| check::HandlerRuntimeFacts {
                 name: handler.name,
-                ..check::Handler::default()
+                ..check::HandlerRuntimeFacts::default()
             };
             found.handlers = named.map(handler).collect();
             found.program = format!("{} {} at {socket}", version.name, version.version);

@@ -5,13 +5,13 @@ use core::fmt::Write as _;
 use serde_json::{Map, Value};
 
 use super::{
-    super::{CliError, Client, elastic, print},
+    super::{AgentClient, CliError, elastic, print},
     items, pairs, text,
 };
 use crate::server::http::encode;
 
 pub(super) fn run(
-    client: &Client,
+    client: &AgentClient,
     route: &str,
     namespace: &str,
     names: &[String],

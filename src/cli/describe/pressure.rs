@@ -5,10 +5,10 @@ use core::fmt::Write as _;
 use serde_json::Value;
 
 use super::{super::table, list, or, text};
-use crate::api::Wall;
+use crate::api::WallTime;
 
 /// Writes the pressure; `pressure` is the answer of `/pressure`.
-pub(super) fn write(out: &mut String, pressure: &Value, now: Wall) {
+pub(super) fn write(out: &mut String, pressure: &Value, now: WallTime) {
     let short = list(pressure, "/short");
     if short.is_empty() {
         // Not a cell, for the line stands between two tables.
@@ -25,7 +25,7 @@ pub(super) fn write(out: &mut String, pressure: &Value, now: Wall) {
             t("/signal"),
             t("/available"),
             t("/limit"),
-            table::age(Wall::parse(t("/since")), now)
+            table::age(WallTime::parse(t("/since")), now)
         );
     }
     let by = text(pressure, "/by");
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn what_the_node_is_short_of() {
-        let now = Wall::parse("2024-01-01T01:00:00Z").expect("time");
+        let now = WallTime::parse("2024-01-01T01:00:00Z").expect("time");
         let shown = |pressure: Value| {
             let mut out = String::new();
             write(&mut out, &pressure, now);

@@ -1,6 +1,6 @@
 //! Frames, as they are sent. Source: RFC 9113, sections 4.1 and 6.
 
-use super::{Fault, Reason, StreamId, fault, length};
+use super::{ConnectionFault, Http2ErrorCode, Http2StreamId, fault, length};
 
 pub(super) const HEAD_BYTES: usize = 9;
 /// The first bit of a stream's number is reserved, as that of a window is.
@@ -41,14 +41,14 @@ pub(super) mod setting {
 
 /// Head of a frame.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Head {
+pub(super) struct FrameHead {
     pub(super) len: usize,
     pub(super) kind: u8,
     flags: u8,
-    pub(super) id: StreamId,
+    pub(super) id: Http2StreamId,
 }
 
-impl Head {
+impl FrameHead {
     /// Reads a head; `None` if it is not whole.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let &[a, b, c, kind, flags, ref id @ ..] = bytes.first_chunk::<HEAD_BYTES>()?;
@@ -65,14 +65,14 @@ impl Head {
     }
 }
 
-pub(super) struct Frame<'a> {
-    pub(super) head: Head,
+pub(super) struct Http2Frame<'a> {
+    pub(super) head: FrameHead,
     pub(super) payload: &'a [u8],
 }
 
-impl<'a> Frame<'a> {
+impl<'a> Http2Frame<'a> {
     /// Payload of DATA or HEADERS without what fills it up.
-    pub(super) fn unpadded(&self) -> Result<&'a [u8], Fault> {
+    pub(super) fn unpadded(&self) -> Result<&'a [u8], ConnectionFault> {
         if !self.head.has(flag::PADDED) {
             return Ok(self.payload);
         }
@@ -80,18 +80,23 @@ impl<'a> Frame<'a> {
             let len = rest.len().checked_sub(usize::from(*padding))?;
             rest.get(..len)
         });
-        inner.ok_or_else(|| fault(Reason::PROTOCOL_ERROR, "a frame with wrong padding"))
+        inner.ok_or_else(|| fault(Http2ErrorCode::PROTOCOL_ERROR, "a frame with wrong padding"))
     }
 
     /// Payload that has one length.
-    pub(super) fn exact<const N: usize>(&self) -> Result<[u8; N], Fault> {
+    pub(super) fn exact<const N: usize>(&self) -> Result<[u8; N], ConnectionFault> {
         let exact = self.payload.try_into();
-        exact.map_err(|_| fault(Reason::FRAME_SIZE_ERROR, "a frame of a wrong length"))
+        exact.map_err(|_| {
+            fault(
+                Http2ErrorCode::FRAME_SIZE_ERROR,
+                "a frame of a wrong length",
+            )
+        })
     }
 }
 
 /// Appends a frame; its payload fits one.
-pub(super) fn put(out: &mut Vec<u8>, kind: u8, flags: u8, id: StreamId, payload: &[u8]) {
+pub(super) fn put(out: &mut Vec<u8>, kind: u8, flags: u8, id: Http2StreamId, payload: &[u8]) {
     out.extend_from_slice(&length(payload.len()).to_be_bytes()[1..]);
     out.extend([kind, flags]);
     out.extend(id.to_be_bytes());

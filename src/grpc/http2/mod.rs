@@ -1,8 +1,8 @@
 //! A connection of HTTP/2 and its streams, for both roles. Source: RFC 9113.
 //!
-//! No I/O and no clock: [`Connection::receive`] takes the bytes that came and the time, [`Connection::output`] has the
+//! No I/O and no clock: [`Http2Connection::receive`] takes the bytes that came and the time, [`Http2Connection::output`] has the
 //! bytes to send. Received payload is told at once and not kept: the window of the connection is granted again as it is
-//! used, that of a stream by [`Connection::release`]. So a stream whose reader is slow holds up no other. Not
+//! used, that of a stream by [`Http2Connection::release`]. So a stream whose reader is slow holds up no other. Not
 //! supported: pushed streams (the peer is told so), priorities (ignored), upgrades from HTTP/1.
 //!
 //! Peers may be hostile. An error of the protocol ends the stream or the connection, as the standard has it; limits that it
@@ -21,11 +21,11 @@ use thiserror::Error;
 
 use self::{
     frame::{kind, setting},
-    stream::{Block, Rate, Stream, Window},
+    stream::{Http2Stream, PartialHeaderBlock, RateCounter, ReceiveWindow},
 };
 use crate::{
-    hpack::{Decoder, Encoder, Field},
-    table::Table,
+    hpack::{HeaderField, HpackDecoder, HpackEncoder},
+    table::StreamTable,
 };
 
 /// First bytes that a client sends.
@@ -66,11 +66,11 @@ const MAX_STALL: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Number of a stream.
-pub type StreamId = u32;
+pub type Http2StreamId = u32;
 
 /// Role of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ConnectionRole {
     /// Side that opens streams.
     Client,
     /// Side that answers streams.
@@ -79,9 +79,9 @@ pub enum Role {
 
 /// Error code: the reason why a stream or a connection ended, as it is sent. Section 7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reason(pub u32);
+pub struct Http2ErrorCode(pub u32);
 
-impl Reason {
+impl Http2ErrorCode {
     /// No error: a graceful end.
     pub const NO_ERROR: Self = Self(0);
     /// The peer does not keep to the protocol.
@@ -102,42 +102,42 @@ impl Reason {
     pub const ENHANCE_YOUR_CALM: Self = Self(11);
 }
 
-/// The end of a connection. The peer has been told by the time that [`Connection::output`] is sent.
+/// The end of a connection. The peer has been told by the time that [`Http2Connection::output`] is sent.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("{text}")]
-pub struct Fault {
+pub struct ConnectionFault {
     /// Error code, as it is sent.
-    pub reason: Reason,
+    pub reason: Http2ErrorCode,
     /// Description of the fault.
     pub text: &'static str,
 }
 
-const fn fault(reason: Reason, text: &'static str) -> Fault {
-    Fault { reason, text }
+const fn fault(reason: Http2ErrorCode, text: &'static str) -> ConnectionFault {
+    ConnectionFault { reason, text }
 }
 
 /// Error of a stream that cannot be opened now: there are as many as the peer allows, or the connection comes to its
 /// end.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("no stream can be opened")]
-pub struct NoRoom;
+pub struct OpenStreamError;
 
 /// An event that was received.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event<'a> {
+pub enum Http2Event<'a> {
     /// Headers: of a new stream if this is a server, else of an answer; or trailers, which come with `is_end`.
     Headers {
         /// Stream of the headers.
-        id: StreamId,
+        id: Http2StreamId,
         /// Fields in their order, those of the protocol (`:path`) first. `None`: they are too long.
-        fields: Option<Vec<Field>>,
+        fields: Option<Vec<HeaderField>>,
         /// Set if the peer sends no more on the stream.
         is_end: bool,
     },
     /// Payload. It is to be [released](Connection::release).
     Data {
         /// Stream of the payload.
-        id: StreamId,
+        id: Http2StreamId,
         /// Next piece of the payload.
         bytes: &'a [u8],
         /// Set if the peer sends no more on the stream.
@@ -146,85 +146,85 @@ pub enum Event<'a> {
     /// The stream is over, in both directions.
     Reset {
         /// Stream that is over.
-        id: StreamId,
+        id: Http2StreamId,
         /// Reason that the peer gave, or that this side found.
-        reason: Reason,
+        reason: Http2ErrorCode,
     },
     /// The peer takes no more streams; of those that there are, those above `last` were not looked at.
     GoAway {
         /// Last stream that counts.
-        last: StreamId,
+        last: Http2StreamId,
         /// Reason that the peer gave.
-        reason: Reason,
+        reason: Http2ErrorCode,
     },
 }
 
-/// Result of a call of [`Connection::receive`].
+/// Result of a call of [`Http2Connection::receive`].
 #[derive(Debug)]
-pub struct Step<'a> {
+pub struct ReceiveStep<'a> {
     /// Bytes that are done with; 0: more are needed.
     pub taken: usize,
     /// Event that the bytes brought.
-    pub event: Option<Event<'a>>,
+    pub event: Option<Http2Event<'a>>,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub struct Connection {
-    role: Role,
-    stage: Stage,
-    decoder: Decoder,
-    encoder: Encoder,
-    streams: Table<Stream>,
+pub struct Http2Connection {
+    role: ConnectionRole,
+    stage: ConnectionStage,
+    decoder: HpackDecoder,
+    encoder: HpackEncoder,
+    streams: StreamTable<Http2Stream>,
     /// The next of this side's, and the last of the peer's.
-    next: StreamId,
-    last: StreamId,
+    next: Http2StreamId,
+    last: Http2StreamId,
     /// A block that is not whole yet.
-    block: Option<Block>,
+    block: Option<PartialHeaderBlock>,
     /// The peer takes or opens no streams any more.
     is_leaving: bool,
-    peer: Peer,
+    peer: PeerSettings,
     /// Windows of the connection, over all streams: for sending, and for receiving.
     send_window: i64,
-    receive_window: Window,
-    control: Rate,
-    resets: Rate,
+    receive_window: ReceiveWindow,
+    control: RateCounter,
+    resets: RateCounter,
     /// Answers to this side's own pings that are awaited.
     pings: u32,
     output: Vec<u8>,
     written: usize,
     /// The stream whose turn it was last.
-    turn: StreamId,
+    turn: Http2StreamId,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ConnectionStage {
     /// The preface is awaited.
     Preface,
     /// The first frame, which is SETTINGS.
     Settings,
     Open,
     /// A fault was found.
-    Over(Fault),
+    Over(ConnectionFault),
 }
 
 /// Settings of the peer.
 #[derive(Debug)]
-struct Peer {
+struct PeerSettings {
     window_bytes: i64,
     max_streams: usize,
 }
 
-impl Connection {
+impl Http2Connection {
     /// Makes a connection at its beginning, with the bytes to send first.
     #[must_use]
-    pub fn new(role: Role) -> Self {
+    pub fn new(role: ConnectionRole) -> Self {
         let mut output = Vec::new();
         let mut settings = vec![
             (setting::INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
             (setting::MAX_HEADER_LIST_SIZE, length(MAX_LIST_BYTES)),
         ];
-        if role == Role::Client {
+        if role == ConnectionRole::Client {
             output.extend_from_slice(PREFACE);
             settings.push((setting::ENABLE_PUSH, 0));
         } else {
@@ -241,24 +241,24 @@ impl Connection {
         Self {
             role,
             stage: match role {
-                Role::Client => Stage::Settings,
-                Role::Server => Stage::Preface,
+                ConnectionRole::Client => ConnectionStage::Settings,
+                ConnectionRole::Server => ConnectionStage::Preface,
             },
-            decoder: Decoder::default(),
-            encoder: Encoder::default(),
-            streams: Table::new(),
+            decoder: HpackDecoder::default(),
+            encoder: HpackEncoder::default(),
+            streams: StreamTable::new(),
             next: 1,
             last: 0,
             block: None,
             is_leaving: false,
-            peer: Peer {
+            peer: PeerSettings {
                 window_bytes: FIRST_WINDOW_BYTES,
                 max_streams: MAX_STREAMS,
             },
             send_window: FIRST_WINDOW_BYTES,
-            receive_window: Window::new(CONNECTION_WINDOW_BYTES),
-            control: Rate::default(),
-            resets: Rate::default(),
+            receive_window: ReceiveWindow::new(CONNECTION_WINDOW_BYTES),
+            control: RateCounter::default(),
+            resets: RateCounter::default(),
             pings: 0,
             output,
             written: 0,
@@ -266,7 +266,7 @@ impl Connection {
         }
     }
 
-    fn put(&mut self, kind: u8, flags: u8, id: StreamId, payload: &[u8]) {
+    fn put(&mut self, kind: u8, flags: u8, id: Http2StreamId, payload: &[u8]) {
         frame::put(&mut self.output, kind, flags, id, payload);
     }
 }

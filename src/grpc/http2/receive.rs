@@ -3,30 +3,35 @@
 use core::time::Duration;
 
 use super::{
-    Connection, Event, Fault, MAX_BLOCK_BYTES, MAX_BLOCK_FRAMES, MAX_CONTROL_FRAMES_PER_S,
-    MAX_FRAME_BYTES, MAX_LIST_BYTES, MAX_OUTPUT_BYTES, MAX_RESETS_PER_S, MAX_STREAMS,
-    MAX_WINDOW_BYTES, PREFACE, Reason, Role, Stage, Step, StreamId, fault,
-    frame::{self, Frame, Head, flag, kind, setting},
+    ConnectionFault, ConnectionRole, ConnectionStage, Http2Connection, Http2ErrorCode, Http2Event,
+    Http2StreamId, MAX_BLOCK_BYTES, MAX_BLOCK_FRAMES, MAX_CONTROL_FRAMES_PER_S, MAX_FRAME_BYTES,
+    MAX_LIST_BYTES, MAX_OUTPUT_BYTES, MAX_RESETS_PER_S, MAX_STREAMS, MAX_WINDOW_BYTES, PREFACE,
+    ReceiveStep, fault,
+    frame::{self, FrameHead, Http2Frame, flag, kind, setting},
     length,
-    stream::{Block, Stream},
+    stream::{Http2Stream, PartialHeaderBlock},
 };
 use crate::{
-    hpack::{self, Field},
-    table::Table,
+    hpack::{self, HeaderField},
+    table::StreamTable,
 };
 
-impl Connection {
+impl Http2Connection {
     /// Takes the first frame of the bytes. `now` is since any fixed moment.
     ///
     /// Errors: the connection is over, every stream with it, and each further call says the same. The output tells the
     /// peer the reason.
-    pub fn receive<'a>(&mut self, bytes: &'a [u8], now: Duration) -> Result<Step<'a>, Fault> {
-        if let Stage::Over(fault) = self.stage {
+    pub fn receive<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        now: Duration,
+    ) -> Result<ReceiveStep<'a>, ConnectionFault> {
+        if let ConnectionStage::Over(fault) = self.stage {
             return Err(fault);
         }
         self.take(bytes, now).inspect_err(|fault| {
-            self.stage = Stage::Over(*fault);
-            self.streams = Table::new();
+            self.stage = ConnectionStage::Over(*fault);
+            self.streams = StreamTable::new();
             let mut payload = self.last.to_be_bytes().to_vec();
             payload.extend(fault.reason.0.to_be_bytes());
             payload.extend(fault.text.as_bytes());
@@ -34,57 +39,73 @@ impl Connection {
         })
     }
 
-    fn take<'a>(&mut self, bytes: &'a [u8], now: Duration) -> Result<Step<'a>, Fault> {
-        let more = Step {
+    fn take<'a>(
+        &mut self,
+        bytes: &'a [u8],
+        now: Duration,
+    ) -> Result<ReceiveStep<'a>, ConnectionFault> {
+        let more = ReceiveStep {
             taken: 0,
             event: None,
         };
-        if self.stage == Stage::Preface {
+        if self.stage == ConnectionStage::Preface {
             let len = bytes.len().min(PREFACE.len());
             if bytes[..len] != PREFACE[..len] {
-                return Err(fault(Reason::PROTOCOL_ERROR, "no preface of HTTP/2"));
+                return Err(fault(
+                    Http2ErrorCode::PROTOCOL_ERROR,
+                    "no preface of HTTP/2",
+                ));
             }
             if len < PREFACE.len() {
                 return Ok(more);
             }
-            self.stage = Stage::Settings;
-            return Ok(Step { taken: len, ..more });
+            self.stage = ConnectionStage::Settings;
+            return Ok(ReceiveStep { taken: len, ..more });
         }
-        let Some(head) = Head::read(bytes) else {
+        let Some(head) = FrameHead::read(bytes) else {
             return Ok(more);
         };
-        if self.stage == Stage::Settings && bytes.starts_with(b"HTTP/") {
+        if self.stage == ConnectionStage::Settings && bytes.starts_with(b"HTTP/") {
             let text = "the server does not speak HTTP/2";
-            return Err(fault(Reason::PROTOCOL_ERROR, text));
+            return Err(fault(Http2ErrorCode::PROTOCOL_ERROR, text));
         }
-        if self.stage == Stage::Settings && (head.kind != kind::SETTINGS || head.has(flag::ACK)) {
+        if self.stage == ConnectionStage::Settings
+            && (head.kind != kind::SETTINGS || head.has(flag::ACK))
+        {
             return Err(fault(
-                Reason::PROTOCOL_ERROR,
+                Http2ErrorCode::PROTOCOL_ERROR,
                 "the first frame is not SETTINGS",
             ));
         }
         if head.len > MAX_FRAME_BYTES {
-            return Err(fault(Reason::FRAME_SIZE_ERROR, "a frame that is too long"));
+            return Err(fault(
+                Http2ErrorCode::FRAME_SIZE_ERROR,
+                "a frame that is too long",
+            ));
         }
         let Some(payload) = bytes[frame::HEAD_BYTES..].get(..head.len) else {
             return Ok(more);
         };
         let taken = frame::HEAD_BYTES + head.len;
-        let event = self.frame(&Frame { head, payload }, now)?;
+        let event = self.frame(&Http2Frame { head, payload }, now)?;
         if self.output.len() - self.written > MAX_OUTPUT_BYTES {
             return Err(fault(
-                Reason::ENHANCE_YOUR_CALM,
+                Http2ErrorCode::ENHANCE_YOUR_CALM,
                 "the peer asks and does not read",
             ));
         }
-        Ok(Step { taken, event })
+        Ok(ReceiveStep { taken, event })
     }
 
-    fn frame<'a>(&mut self, frame: &Frame<'a>, now: Duration) -> Result<Option<Event<'a>>, Fault> {
+    fn frame<'a>(
+        &mut self,
+        frame: &Http2Frame<'a>,
+        now: Duration,
+    ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let id = frame.head.id;
         if self.block.is_some() && frame.head.kind != kind::CONTINUATION {
             return Err(fault(
-                Reason::PROTOCOL_ERROR,
+                Http2ErrorCode::PROTOCOL_ERROR,
                 "a frame between those of a header block",
             ));
         }
@@ -97,7 +118,7 @@ impl Connection {
         };
         if is_of_stream.is_some_and(|of_stream| of_stream != (id != 0)) {
             return Err(fault(
-                Reason::PROTOCOL_ERROR,
+                Http2ErrorCode::PROTOCOL_ERROR,
                 "a frame on a stream of the wrong kind",
             ));
         }
@@ -116,7 +137,7 @@ impl Connection {
             kind::GOAWAY => self.go_away_by_peer(frame),
             kind::WINDOW_UPDATE => self.window_update(frame, now),
             kind::PUSH_PROMISE => Err(fault(
-                Reason::PROTOCOL_ERROR,
+                Http2ErrorCode::PROTOCOL_ERROR,
                 "a pushed stream that was told away",
             )),
             // Priorities, and unknown frames.
@@ -124,59 +145,63 @@ impl Connection {
         }
     }
 
-    fn count_control(&mut self, now: Duration) -> Result<(), Fault> {
+    fn count_control(&mut self, now: Duration) -> Result<(), ConnectionFault> {
         if self.control.is_within(MAX_CONTROL_FRAMES_PER_S, now) {
             return Ok(());
         }
         let text = "too many frames without payload";
-        Err(fault(Reason::ENHANCE_YOUR_CALM, text))
+        Err(fault(Http2ErrorCode::ENHANCE_YOUR_CALM, text))
     }
 
-    fn count_reset(&mut self, now: Duration) -> Result<(), Fault> {
+    fn count_reset(&mut self, now: Duration) -> Result<(), ConnectionFault> {
         if self.resets.is_within(MAX_RESETS_PER_S, now) {
             return Ok(());
         }
-        Err(fault(Reason::ENHANCE_YOUR_CALM, "too many resets"))
+        Err(fault(Http2ErrorCode::ENHANCE_YOUR_CALM, "too many resets"))
     }
 
     /// Returns true if the stream was ever opened. If it is unknown now, it is closed.
-    const fn was_opened(&self, id: StreamId) -> bool {
+    const fn was_opened(&self, id: Http2StreamId) -> bool {
         match self.role {
-            Role::Client => id % 2 == 1 && id < self.next,
-            Role::Server => id % 2 == 1 && id <= self.last,
+            ConnectionRole::Client => id % 2 == 1 && id < self.next,
+            ConnectionRole::Server => id % 2 == 1 && id <= self.last,
         }
     }
 
-    const fn require_opened(&self, id: StreamId) -> Result<(), Fault> {
+    const fn require_opened(&self, id: Http2StreamId) -> Result<(), ConnectionFault> {
         if self.was_opened(id) {
             return Ok(());
         }
         let text = "a frame on a stream that was not opened";
-        Err(fault(Reason::PROTOCOL_ERROR, text))
+        Err(fault(Http2ErrorCode::PROTOCOL_ERROR, text))
     }
 
     /// The peer did wrong on one stream: that one ends.
     fn refuse<'a>(
         &mut self,
-        id: StreamId,
-        reason: Reason,
+        id: Http2StreamId,
+        reason: Http2ErrorCode,
         now: Duration,
-    ) -> Result<Option<Event<'a>>, Fault> {
+    ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         self.count_reset(now)?;
         let was_there = self.streams.contains(id);
         self.streams.remove(id);
         self.put(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
-        Ok(was_there.then_some(Event::Reset { id, reason }))
+        Ok(was_there.then_some(Http2Event::Reset { id, reason }))
     }
 
-    fn data<'a>(&mut self, frame: &Frame<'a>, now: Duration) -> Result<Option<Event<'a>>, Fault> {
+    fn data<'a>(
+        &mut self,
+        frame: &Http2Frame<'a>,
+        now: Duration,
+    ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let id = frame.head.id;
         self.require_opened(id)?;
         let whole = length(frame.payload.len());
         // Padding counts.
         if !self.receive_window.take(whole) {
             return Err(fault(
-                Reason::FLOW_CONTROL_ERROR,
+                Http2ErrorCode::FLOW_CONTROL_ERROR,
                 "more than the connection's window",
             ));
         }
@@ -187,40 +212,40 @@ impl Connection {
             return Ok(None);
         };
         if stream.is_read {
-            return self.refuse(id, Reason::STREAM_CLOSED, now);
+            return self.refuse(id, Http2ErrorCode::STREAM_CLOSED, now);
         }
         if !stream.has_headers {
-            return self.refuse(id, Reason::PROTOCOL_ERROR, now);
+            return self.refuse(id, Http2ErrorCode::PROTOCOL_ERROR, now);
         }
         if !stream.receive_window.take(whole) {
-            return self.refuse(id, Reason::FLOW_CONTROL_ERROR, now);
+            return self.refuse(id, Http2ErrorCode::FLOW_CONTROL_ERROR, now);
         }
         stream.is_read = is_end;
         let padding = frame.payload.len() - bytes.len();
         self.release(id, padding);
         self.close_if_done(id);
-        Ok(Some(Event::Data { id, bytes, is_end }))
+        Ok(Some(Http2Event::Data { id, bytes, is_end }))
     }
 
     fn headers<'a>(
         &mut self,
-        frame: &Frame<'a>,
+        frame: &Http2Frame<'a>,
         now: Duration,
-    ) -> Result<Option<Event<'a>>, Fault> {
+    ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let id = frame.head.id;
-        if self.role == Role::Client || id.is_multiple_of(2) {
+        if self.role == ConnectionRole::Client || id.is_multiple_of(2) {
             self.require_opened(id)?;
         }
         let mut bytes = frame.unpadded()?;
         if frame.head.has(flag::PRIORITY) {
-            let cut = fault(Reason::FRAME_SIZE_ERROR, "a frame that is cut");
+            let cut = fault(Http2ErrorCode::FRAME_SIZE_ERROR, "a frame that is cut");
             bytes = bytes.get(5..).ok_or(cut)?;
         }
         let is_end = frame.head.has(flag::END_STREAM);
         if frame.head.has(flag::END_HEADERS) {
             return self.end_of_block(id, bytes, is_end, now);
         }
-        self.block = Some(Block {
+        self.block = Some(PartialHeaderBlock {
             id,
             bytes: bytes.to_vec(),
             frames: 1,
@@ -231,12 +256,12 @@ impl Connection {
 
     fn continuation<'a>(
         &mut self,
-        frame: &Frame<'a>,
+        frame: &Http2Frame<'a>,
         now: Duration,
-    ) -> Result<Option<Event<'a>>, Fault> {
+    ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let Some(mut block) = self.block.take_if(|block| block.id == frame.head.id) else {
             return Err(fault(
-                Reason::PROTOCOL_ERROR,
+                Http2ErrorCode::PROTOCOL_ERROR,
                 "CONTINUATION of no header block",
             ));
         };
@@ -245,7 +270,7 @@ impl Connection {
             || block.bytes.len() + frame.payload.len() > MAX_BLOCK_BYTES
         {
             return Err(fault(
-                Reason::ENHANCE_YOUR_CALM,
+                Http2ErrorCode::ENHANCE_YOUR_CALM,
                 "a header block that is too long",
             ));
         }
@@ -259,80 +284,80 @@ impl Connection {
 
     fn end_of_block<'a>(
         &mut self,
-        id: StreamId,
+        id: Http2StreamId,
         block: &[u8],
         is_end: bool,
         now: Duration,
-    ) -> Result<Option<Event<'a>>, Fault> {
+    ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         // Also that of a stream which nobody wants any more: it changes the table.
         let fields = self.decoder.decode(block, MAX_LIST_BYTES);
         let fields = fields.map_err(|e| {
             let text = match e {
-                hpack::Error::Cut => "a header that is cut",
-                hpack::Error::Number => "a number in a header that is too large",
-                hpack::Error::Reference => "a reference to a header that was not sent",
-                hpack::Error::Resize => "a table of headers larger than was offered",
-                hpack::Error::Code => "a header in no code",
+                hpack::HpackError::Cut => "a header that is cut",
+                hpack::HpackError::Number => "a number in a header that is too large",
+                hpack::HpackError::Reference => "a reference to a header that was not sent",
+                hpack::HpackError::Resize => "a table of headers larger than was offered",
+                hpack::HpackError::Code => "a header in no code",
             };
-            fault(Reason::COMPRESSION_ERROR, text)
+            fault(Http2ErrorCode::COMPRESSION_ERROR, text)
         })?;
-        let is_new = self.role == Role::Server && id > self.last;
+        let is_new = self.role == ConnectionRole::Server && id > self.last;
         if is_new {
             self.last = id;
             if self.streams.len() >= MAX_STREAMS {
-                return self.refuse(id, Reason::REFUSED_STREAM, now);
+                return self.refuse(id, Http2ErrorCode::REFUSED_STREAM, now);
             }
-            let stream = Stream::new(self.peer.window_bytes);
+            let stream = Http2Stream::new(self.peer.window_bytes);
             self.streams.insert(id, stream);
         }
         let Some(stream) = self.streams.get_mut(id) else {
             return Ok(None);
         };
         if stream.is_read {
-            return self.refuse(id, Reason::STREAM_CLOSED, now);
+            return self.refuse(id, Http2ErrorCode::STREAM_CLOSED, now);
         }
         let is_trailer = stream.has_headers;
         if let Some(fields) = &fields {
             let Some(status) = form(fields, self.role, is_trailer) else {
-                return self.refuse(id, Reason::PROTOCOL_ERROR, now);
+                return self.refuse(id, Http2ErrorCode::PROTOCOL_ERROR, now);
             };
-            if status == Form::Informational && !is_end {
+            if status == HeaderBlockKind::Informational && !is_end {
                 return Ok(None);
             }
         }
         if is_trailer && !is_end {
-            return self.refuse(id, Reason::PROTOCOL_ERROR, now);
+            return self.refuse(id, Http2ErrorCode::PROTOCOL_ERROR, now);
         }
         stream.has_headers = true;
         stream.is_read = is_end;
         self.close_if_done(id);
-        Ok(Some(Event::Headers { id, fields, is_end }))
+        Ok(Some(Http2Event::Headers { id, fields, is_end }))
     }
 
     fn reset_by_peer<'a>(
         &mut self,
-        frame: &Frame<'a>,
+        frame: &Http2Frame<'a>,
         now: Duration,
-    ) -> Result<Option<Event<'a>>, Fault> {
+    ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let id = frame.head.id;
-        let reason = Reason(u32::from_be_bytes(frame.exact()?));
+        let reason = Http2ErrorCode(u32::from_be_bytes(frame.exact()?));
         self.require_opened(id)?;
         self.count_reset(now)?;
         let was_there = self.streams.remove(id);
-        Ok(was_there.then_some(Event::Reset { id, reason }))
+        Ok(was_there.then_some(Http2Event::Reset { id, reason }))
     }
 
-    fn settings(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
+    fn settings(&mut self, frame: &Http2Frame<'_>) -> Result<(), ConnectionFault> {
         let (entries, rest) = frame.payload.as_chunks::<6>();
         let is_ack = frame.head.has(flag::ACK);
         if !rest.is_empty() || is_ack && !entries.is_empty() {
             let text = "SETTINGS of a wrong length";
-            return Err(fault(Reason::FRAME_SIZE_ERROR, text));
+            return Err(fault(Http2ErrorCode::FRAME_SIZE_ERROR, text));
         }
         if is_ack {
             return Ok(());
         }
-        self.stage = Stage::Open;
+        self.stage = ConnectionStage::Open;
         for [n0, n1, value @ ..] in entries {
             self.set(u16::from_be_bytes([*n0, *n1]), u32::from_be_bytes(*value))?;
         }
@@ -340,7 +365,7 @@ impl Connection {
         Ok(())
     }
 
-    fn set(&mut self, name: u16, value: u32) -> Result<(), Fault> {
+    fn set(&mut self, name: u16, value: u32) -> Result<(), ConnectionFault> {
         let large = usize::try_from(value).unwrap_or(usize::MAX);
         match name {
             setting::HEADER_TABLE_SIZE => self.encoder.resize(large),
@@ -356,22 +381,25 @@ impl Connection {
                 });
                 if window > MAX_WINDOW_BYTES || windows.any(|window| window > MAX_WINDOW_BYTES) {
                     let text = "a window that is too large";
-                    return Err(fault(Reason::FLOW_CONTROL_ERROR, text));
+                    return Err(fault(Http2ErrorCode::FLOW_CONTROL_ERROR, text));
                 }
             }
             setting::ENABLE_PUSH if value > 1 => {
-                return Err(fault(Reason::PROTOCOL_ERROR, "ENABLE_PUSH is no boolean"));
+                return Err(fault(
+                    Http2ErrorCode::PROTOCOL_ERROR,
+                    "ENABLE_PUSH is no boolean",
+                ));
             }
             setting::MAX_FRAME_SIZE if !(16_384..1 << 24).contains(&value) => {
                 let text = "MAX_FRAME_SIZE is out of range";
-                return Err(fault(Reason::PROTOCOL_ERROR, text));
+                return Err(fault(Http2ErrorCode::PROTOCOL_ERROR, text));
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn ping_by_peer(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
+    fn ping_by_peer(&mut self, frame: &Http2Frame<'_>) -> Result<(), ConnectionFault> {
         let payload: [u8; 8] = frame.exact()?;
         if frame.head.has(flag::ACK) {
             self.pings = self.pings.saturating_sub(1);
@@ -381,36 +409,45 @@ impl Connection {
         Ok(())
     }
 
-    fn go_away_by_peer<'a>(&mut self, frame: &Frame<'a>) -> Result<Option<Event<'a>>, Fault> {
+    fn go_away_by_peer<'a>(
+        &mut self,
+        frame: &Http2Frame<'a>,
+    ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let Some((&[last @ .., r0, r1, r2, r3], _)) = frame.payload.split_first_chunk::<8>() else {
-            return Err(fault(Reason::FRAME_SIZE_ERROR, "a frame that is cut"));
+            return Err(fault(
+                Http2ErrorCode::FRAME_SIZE_ERROR,
+                "a frame that is cut",
+            ));
         };
         self.is_leaving = true;
         let last = u32::from_be_bytes(last) & frame::ID_MASK;
-        if self.role == Role::Client {
+        if self.role == ConnectionRole::Client {
             self.streams.retain(|id, _| id <= last);
         }
-        Ok(Some(Event::GoAway {
+        Ok(Some(Http2Event::GoAway {
             last,
-            reason: Reason(u32::from_be_bytes([r0, r1, r2, r3])),
+            reason: Http2ErrorCode(u32::from_be_bytes([r0, r1, r2, r3])),
         }))
     }
 
     fn window_update<'a>(
         &mut self,
-        frame: &Frame<'a>,
+        frame: &Http2Frame<'a>,
         now: Duration,
-    ) -> Result<Option<Event<'a>>, Fault> {
+    ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let id = frame.head.id;
         let more = i64::from(u32::from_be_bytes(frame.exact()?) & frame::ID_MASK);
         if id == 0 {
             self.send_window += more;
             if more == 0 {
-                return Err(fault(Reason::PROTOCOL_ERROR, "a window by nothing larger"));
+                return Err(fault(
+                    Http2ErrorCode::PROTOCOL_ERROR,
+                    "a window by nothing larger",
+                ));
             }
             if self.send_window > MAX_WINDOW_BYTES {
                 let text = "a window that is too large";
-                return Err(fault(Reason::FLOW_CONTROL_ERROR, text));
+                return Err(fault(Http2ErrorCode::FLOW_CONTROL_ERROR, text));
             }
             return Ok(None);
         }
@@ -420,10 +457,10 @@ impl Connection {
         };
         stream.send_window += more;
         if more == 0 {
-            return self.refuse(id, Reason::PROTOCOL_ERROR, now);
+            return self.refuse(id, Http2ErrorCode::PROTOCOL_ERROR, now);
         }
         if stream.send_window > MAX_WINDOW_BYTES {
-            return self.refuse(id, Reason::FLOW_CONTROL_ERROR, now);
+            return self.refuse(id, Http2ErrorCode::FLOW_CONTROL_ERROR, now);
         }
         Ok(None)
     }
@@ -431,7 +468,7 @@ impl Connection {
 
 /// Kind of a block of headers.
 #[derive(Debug, PartialEq, Eq)]
-enum Form {
+enum HeaderBlockKind {
     /// `:status` 1xx: others follow.
     Informational,
     Final,
@@ -440,10 +477,10 @@ enum Form {
 /// Checks the form of a block as far as messages are told apart by it. Section 8.3. `None`: it has none.
 ///
 /// Of `:authority` nothing is asked: grpc-C writes the escaped path of a unix socket there.
-fn form(fields: &[Field], role: Role, is_trailer: bool) -> Option<Form> {
+fn form(fields: &[HeaderField], role: ConnectionRole, is_trailer: bool) -> Option<HeaderBlockKind> {
     let pseudo = fields.iter().take_while(|(name, _)| name.starts_with(b":"));
     let pseudo = pseudo.count();
-    let is_well = |(name, _): &Field| {
+    let is_well = |(name, _): &HeaderField| {
         !name.is_empty() && !name.iter().any(|b| b.is_ascii_uppercase() || *b == b':')
     };
     if !fields[pseudo..].iter().all(is_well) {
@@ -455,16 +492,16 @@ fn form(fields: &[Field], role: Role, is_trailer: bool) -> Option<Form> {
         value.filter(|_| found.next().is_none())
     };
     if is_trailer {
-        return (pseudo == 0).then_some(Form::Final);
+        return (pseudo == 0).then_some(HeaderBlockKind::Final);
     }
     match role {
-        Role::Server => {
+        ConnectionRole::Server => {
             let path = single(b":path").filter(|path| !path.is_empty());
-            (path.is_some() && single(b":method").is_some()).then_some(Form::Final)
+            (path.is_some() && single(b":method").is_some()).then_some(HeaderBlockKind::Final)
         }
-        Role::Client => single(b":status").map(|status| match status {
-            [b'1', _, _] => Form::Informational,
-            _ => Form::Final,
+        ConnectionRole::Client => single(b":status").map(|status| match status {
+            [b'1', _, _] => HeaderBlockKind::Informational,
+            _ => HeaderBlockKind::Final,
         }),
     }
 }

@@ -3,26 +3,26 @@
 use core::time::Duration;
 
 use super::{
-    ANSWERS, Connection, KEPT_BYTES, MAX_FRAME_BYTES, MAX_OWN_STREAMS, MAX_STALL, NoRoom,
-    OUTPUT_BYTES, Reason, Role, Stage, StreamId,
+    ANSWERS, ConnectionRole, ConnectionStage, Http2Connection, Http2ErrorCode, Http2StreamId,
+    KEPT_BYTES, MAX_FRAME_BYTES, MAX_OWN_STREAMS, MAX_STALL, OUTPUT_BYTES, OpenStreamError,
     frame::{self, flag, kind},
     length,
-    stream::{End, Stream},
+    stream::{Http2Stream, SendState},
 };
-use crate::hpack::Field;
+use crate::hpack::HeaderField;
 
-impl Connection {
+impl Http2Connection {
     /// Opens a stream with these headers; payload may follow until [`Self::end`].
     pub fn open<'a>(
         &mut self,
         fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
-    ) -> Result<StreamId, NoRoom> {
+    ) -> Result<Http2StreamId, OpenStreamError> {
         if !self.has_room() {
-            return Err(NoRoom);
+            return Err(OpenStreamError);
         }
         let id = self.next;
         self.next += 2;
-        let stream = Stream::new(self.peer.window_bytes);
+        let stream = Http2Stream::new(self.peer.window_bytes);
         self.streams.insert(id, stream);
         self.put_headers(id, fields, false);
         Ok(id)
@@ -38,13 +38,15 @@ impl Connection {
     /// Returns true if the connection is over, or is known to come to its end: no stream can be opened any more.
     #[must_use]
     pub const fn is_leaving(&self) -> bool {
-        self.is_leaving || matches!(self.stage, Stage::Over(_)) || self.next > frame::ID_MASK
+        self.is_leaving
+            || matches!(self.stage, ConnectionStage::Over(_))
+            || self.next > frame::ID_MASK
     }
 
     /// Sends headers of an answer, before its payload. Nothing if the stream is over.
     pub fn send_headers<'a>(
         &mut self,
-        id: StreamId,
+        id: Http2StreamId,
         fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
     ) {
         if self.streams.contains(id) {
@@ -53,9 +55,9 @@ impl Connection {
     }
 
     /// Sends payload as the windows allow it. Nothing if the stream is over, or its end was said.
-    pub fn send(&mut self, id: StreamId, bytes: Vec<u8>) {
+    pub fn send(&mut self, id: Http2StreamId, bytes: Vec<u8>) {
         if let Some(stream) = self.streams.get_mut(id)
-            && stream.end == End::Open
+            && stream.end == SendState::Open
             && !bytes.is_empty()
         {
             stream.waiting.push_back(bytes);
@@ -63,21 +65,21 @@ impl Connection {
     }
 
     /// Ends this side of the stream: only these trailers are still sent, if any.
-    pub fn end(&mut self, id: StreamId, trailers: Vec<Field>) {
+    pub fn end(&mut self, id: Http2StreamId, trailers: Vec<HeaderField>) {
         if let Some(stream) = self.streams.get_mut(id)
-            && stream.end == End::Open
+            && stream.end == SendState::Open
         {
             stream.end = if trailers.is_empty() {
-                End::Payload
+                SendState::Payload
             } else {
-                End::Trailers(trailers)
+                SendState::Trailers(trailers)
             };
         }
     }
 
     /// Bytes of payload that wait to be sent. 0 if the stream is over.
     #[must_use]
-    pub fn waiting_bytes(&self, id: StreamId) -> usize {
+    pub fn waiting_bytes(&self, id: Http2StreamId) -> usize {
         let stream = self.streams.get(id);
         stream.map_or(0, |stream| {
             stream.waiting.iter().map(Vec::len).sum::<usize>() - stream.at
@@ -85,14 +87,14 @@ impl Connection {
     }
 
     /// Gives a stream up. Nothing if it is over.
-    pub fn reset(&mut self, id: StreamId, reason: Reason) {
+    pub fn reset(&mut self, id: Http2StreamId, reason: Http2ErrorCode) {
         if self.streams.remove(id) {
             self.put(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
         }
     }
 
     /// Notes that so many bytes of the stream's payload have been read: as many more may come.
-    pub fn release(&mut self, id: StreamId, bytes: usize) {
+    pub fn release(&mut self, id: Http2StreamId, bytes: usize) {
         if let Some(stream) = self.streams.get_mut(id)
             && !stream.is_read
             && let Some(more) = stream.receive_window.release(length(bytes))
@@ -167,19 +169,21 @@ impl Connection {
     }
 
     /// The next frame of a stream. Returns whether there was one.
-    fn put_next(&mut self, id: StreamId) -> bool {
+    fn put_next(&mut self, id: Http2StreamId) -> bool {
         let Some(stream) = self.streams.get_mut(id) else {
             return false;
         };
         let Some(first) = stream.waiting.front() else {
-            let end = core::mem::replace(&mut stream.end, End::Sent);
+            let end = core::mem::replace(&mut stream.end, SendState::Sent);
             match end {
-                End::Payload => frame::put(&mut self.output, kind::DATA, flag::END_STREAM, id, &[]),
-                End::Trailers(fields) => {
+                SendState::Payload => {
+                    frame::put(&mut self.output, kind::DATA, flag::END_STREAM, id, &[])
+                }
+                SendState::Trailers(fields) => {
                     let fields = fields.iter().map(|(n, v)| (n.as_slice(), v.as_slice()));
                     self.put_headers(id, fields, true);
                 }
-                End::Open | End::Sent => {
+                SendState::Open | SendState::Sent => {
                     stream.end = end;
                     return false;
                 }
@@ -195,7 +199,7 @@ impl Connection {
         let piece = &rest[..rest.len().min(window).min(MAX_FRAME_BYTES)];
         let bytes = i64::from(length(piece.len()));
         let is_all = piece.len() == rest.len();
-        let is_last = is_all && stream.waiting.len() == 1 && stream.end == End::Payload;
+        let is_last = is_all && stream.waiting.len() == 1 && stream.end == SendState::Payload;
         let flags = if is_last { flag::END_STREAM } else { 0 };
         frame::put(&mut self.output, kind::DATA, flags, id, piece);
         stream.at += piece.len();
@@ -204,7 +208,7 @@ impl Connection {
             stream.at = 0;
         }
         if is_last {
-            stream.end = End::Sent;
+            stream.end = SendState::Sent;
         }
         stream.stalled = None;
         stream.send_window -= bytes;
@@ -222,31 +226,31 @@ impl Connection {
     }
 
     /// Gives up a stream of which the peer has let nothing go out for too long, if there is one.
-    pub fn stalled(&mut self, now: Duration) -> Option<StreamId> {
-        let is_late = |stream: &Stream| {
+    pub fn stalled(&mut self, now: Duration) -> Option<Http2StreamId> {
+        let is_late = |stream: &Http2Stream| {
             let since = stream.stalled;
             since.is_some_and(|since| now.saturating_sub(since) >= MAX_STALL)
         };
         let (id, _) = self.streams.iter().find(|(_, stream)| is_late(stream))?;
-        self.reset(id, Reason::ENHANCE_YOUR_CALM);
+        self.reset(id, Http2ErrorCode::ENHANCE_YOUR_CALM);
         Some(id)
     }
 
-    pub(super) fn close_if_done(&mut self, id: StreamId) {
-        let Some(stream) = self.streams.get(id).filter(|s| s.end == End::Sent) else {
+    pub(super) fn close_if_done(&mut self, id: Http2StreamId) {
+        let Some(stream) = self.streams.get(id).filter(|s| s.end == SendState::Sent) else {
             return;
         };
         if stream.is_read {
             self.streams.remove(id);
-        } else if self.role == Role::Server {
+        } else if self.role == ConnectionRole::Server {
             // The answer is whole: the rest of the question is of no interest. Section 8.1.
-            self.reset(id, Reason::NO_ERROR);
+            self.reset(id, Http2ErrorCode::NO_ERROR);
         }
     }
 
     fn put_headers<'a>(
         &mut self,
-        id: StreamId,
+        id: Http2StreamId,
         fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
         is_end: bool,
     ) {

@@ -3,26 +3,26 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use super::{SECOND, STREAM_WINDOW_BYTES, StreamId};
-use crate::hpack::Field;
+use super::{Http2StreamId, SECOND, STREAM_WINDOW_BYTES};
+use crate::hpack::HeaderField;
 
 #[derive(Debug)]
-pub(super) struct Block {
-    pub(super) id: StreamId,
+pub(super) struct PartialHeaderBlock {
+    pub(super) id: Http2StreamId,
     pub(super) bytes: Vec<u8>,
     pub(super) frames: u32,
     pub(super) is_end: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct Http2Stream {
     pub(super) send_window: i64,
-    pub(super) receive_window: Window,
+    pub(super) receive_window: ReceiveWindow,
     /// Payload that waits for the windows, the next first, and how much of that has gone out.
     pub(super) waiting: VecDeque<Vec<u8>>,
     pub(super) at: usize,
     /// End of this side's payload.
-    pub(super) end: End,
+    pub(super) end: SendState,
     /// Set when the peer has sent headers, and when it has sent its end.
     pub(super) has_headers: bool,
     pub(super) is_read: bool,
@@ -32,23 +32,23 @@ pub(super) struct Stream {
 
 /// The end of what this side sends.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum SendState {
     /// More payload may come.
     Open,
     /// The stream ends with its last payload.
     Payload,
-    Trailers(Vec<Field>),
+    Trailers(Vec<HeaderField>),
     Sent,
 }
 
-impl Stream {
+impl Http2Stream {
     pub(super) fn new(send_window: i64) -> Self {
         Self {
             send_window,
-            receive_window: Window::new(STREAM_WINDOW_BYTES),
+            receive_window: ReceiveWindow::new(STREAM_WINDOW_BYTES),
             waiting: VecDeque::new(),
             at: 0,
-            end: End::Open,
+            end: SendState::Open,
             has_headers: false,
             is_read: false,
             stalled: None,
@@ -56,19 +56,19 @@ impl Stream {
     }
 
     pub(super) fn wants_to_send(&self) -> bool {
-        !self.waiting.is_empty() || matches!(self.end, End::Payload | End::Trailers(_))
+        !self.waiting.is_empty() || matches!(self.end, SendState::Payload | SendState::Trailers(_))
     }
 }
 
 /// Receive window, in bytes: the part that a peer may still fill, and the part that was used and can be granted again.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct ReceiveWindow {
     pub(super) size: u32,
     pub(super) open: u32,
     pub(super) used: u32,
 }
 
-impl Window {
+impl ReceiveWindow {
     pub(super) const fn new(size: u32) -> Self {
         Self {
             size,
@@ -101,12 +101,12 @@ impl Window {
 
 /// Counts within a second.
 #[derive(Debug, Default)]
-pub(super) struct Rate {
+pub(super) struct RateCounter {
     pub(super) since: Duration,
     pub(super) count: u32,
 }
 
-impl Rate {
+impl RateCounter {
     pub(super) fn is_within(&mut self, max: u32, now: Duration) -> bool {
         if now.saturating_sub(self.since) >= SECOND {
             *self = Self {

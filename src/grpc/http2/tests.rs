@@ -14,24 +14,28 @@ const OK: [(&[u8], &[u8]); 1] = [(b":status", b"200")];
 /// An event that owns what it says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Said {
-    Headers(StreamId, Option<usize>, bool),
-    Data(StreamId, Vec<u8>, bool),
-    Reset(StreamId, Reason),
-    GoAway(StreamId, Reason),
+    Headers(Http2StreamId, Option<usize>, bool),
+    Data(Http2StreamId, Vec<u8>, bool),
+    Reset(Http2StreamId, Http2ErrorCode),
+    GoAway(Http2StreamId, Http2ErrorCode),
 }
 
-fn said(event: &Event<'_>) -> Said {
+fn said(event: &Http2Event<'_>) -> Said {
     match event {
-        Event::Headers { id, fields, is_end } => {
+        Http2Event::Headers { id, fields, is_end } => {
             Said::Headers(*id, fields.as_ref().map(Vec::len), *is_end)
         }
-        Event::Data { id, bytes, is_end } => Said::Data(*id, bytes.to_vec(), *is_end),
-        Event::Reset { id, reason } => Said::Reset(*id, *reason),
-        Event::GoAway { last, reason } => Said::GoAway(*last, *reason),
+        Http2Event::Data { id, bytes, is_end } => Said::Data(*id, bytes.to_vec(), *is_end),
+        Http2Event::Reset { id, reason } => Said::Reset(*id, *reason),
+        Http2Event::GoAway { last, reason } => Said::GoAway(*last, *reason),
     }
 }
 
-fn feed(to: &mut Connection, mut bytes: &[u8], now: Duration) -> Result<Vec<Said>, Fault> {
+fn feed(
+    to: &mut Http2Connection,
+    mut bytes: &[u8],
+    now: Duration,
+) -> Result<Vec<Said>, ConnectionFault> {
     let mut all = Vec::new();
     loop {
         let step = to.receive(bytes, now)?;
@@ -44,7 +48,7 @@ fn feed(to: &mut Connection, mut bytes: &[u8], now: Duration) -> Result<Vec<Said
     }
 }
 
-fn flush(from: &mut Connection) -> Vec<u8> {
+fn flush(from: &mut Http2Connection) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
         let out = from.output(START).to_vec();
@@ -57,7 +61,7 @@ fn flush(from: &mut Connection) -> Vec<u8> {
 }
 
 /// Lets both sides speak until both are silent; returns the events of the client, and of the server.
-fn talk(client: &mut Connection, server: &mut Connection) -> (Vec<Said>, Vec<Said>) {
+fn talk(client: &mut Http2Connection, server: &mut Http2Connection) -> (Vec<Said>, Vec<Said>) {
     let (mut of_client, mut of_server) = (Vec::new(), Vec::new());
     loop {
         let asked = flush(client);
@@ -77,7 +81,7 @@ fn talk(client: &mut Connection, server: &mut Connection) -> (Vec<Said>, Vec<Sai
     }
 }
 
-fn frame(kind: u8, flags: u8, id: StreamId, payload: &[u8]) -> Vec<u8> {
+fn frame(kind: u8, flags: u8, id: Http2StreamId, payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     frame::put(&mut out, kind, flags, id, payload);
     out
@@ -85,24 +89,24 @@ fn frame(kind: u8, flags: u8, id: StreamId, payload: &[u8]) -> Vec<u8> {
 
 fn block(fields: &[(&[u8], &[u8])]) -> Vec<u8> {
     let mut out = Vec::new();
-    let mut encoder = Encoder::default();
+    let mut encoder = HpackEncoder::default();
     // So that each block stands for itself.
     encoder.resize(0);
     encoder.encode(fields.iter().copied(), &mut out);
     out
 }
 
-fn headers(flags: u8, id: StreamId, fields: &[(&[u8], &[u8])]) -> Vec<u8> {
+fn headers(flags: u8, id: Http2StreamId, fields: &[(&[u8], &[u8])]) -> Vec<u8> {
     frame(kind::HEADERS, flags | flag::END_HEADERS, id, &block(fields))
 }
 
-fn request(id: StreamId) -> Vec<u8> {
+fn request(id: Http2StreamId) -> Vec<u8> {
     headers(0, id, &REQUEST)
 }
 
 /// A server, after the preface of its client.
-fn server() -> Connection {
-    let mut server = Connection::new(Role::Server);
+fn server() -> Http2Connection {
+    let mut server = Http2Connection::new(ConnectionRole::Server);
     let hello = [PREFACE, &frame(kind::SETTINGS, 0, 0, &[])].concat();
     assert_eq!(feed(&mut server, &hello, START), Ok(Vec::new()));
     flush(&mut server);
@@ -110,15 +114,15 @@ fn server() -> Connection {
 }
 
 /// A client with one stream, after the settings of its server.
-fn client() -> Connection {
-    let mut client = Connection::new(Role::Client);
+fn client() -> Http2Connection {
+    let mut client = Http2Connection::new(ConnectionRole::Client);
     feed(&mut client, &frame(kind::SETTINGS, 0, 0, &[]), START).expect("settings");
     assert_eq!(client.open(REQUEST), Ok(1));
     flush(&mut client);
     client
 }
 
-fn reason(to: &mut Connection, bytes: &[u8]) -> Option<Reason> {
+fn reason(to: &mut Http2Connection, bytes: &[u8]) -> Option<Http2ErrorCode> {
     feed(to, bytes, START).err().map(|fault| fault.reason)
 }
 
@@ -143,7 +147,10 @@ fn a_question_whether_somebody_is_there() {
 
 #[test]
 fn a_call() {
-    let (mut client, mut server) = (Connection::new(Role::Client), Connection::new(Role::Server));
+    let (mut client, mut server) = (
+        Http2Connection::new(ConnectionRole::Client),
+        Http2Connection::new(ConnectionRole::Server),
+    );
     let id = client.open(REQUEST).expect("room");
     client.send(id, b"ask".to_vec());
     client.end(id, Vec::new());
@@ -169,7 +176,7 @@ fn an_answer_before_the_end_of_the_question() {
     server.end(1, vec![(b"grpc-status".to_vec(), b"12".to_vec())]);
     let answer = flush(&mut server);
     let heard = feed(&mut client, &answer, START).expect("an answer");
-    let end = Said::Reset(1, Reason::NO_ERROR);
+    let end = Said::Reset(1, Http2ErrorCode::NO_ERROR);
     assert_eq!(heard[1..], [Said::Headers(1, Some(1), true), end]);
     assert!(server.streams.is_empty() && client.streams.is_empty());
     // What was on its way is no fault.
@@ -180,8 +187,11 @@ fn an_answer_before_the_end_of_the_question() {
 #[test]
 fn large_messages_of_many_streams_pass_both_ways_and_leave_nothing_behind() {
     const BYTES: usize = 3 << 20;
-    let (mut client, mut server) = (Connection::new(Role::Client), Connection::new(Role::Server));
-    let message = |id: StreamId| vec![id.to_le_bytes()[0]; BYTES];
+    let (mut client, mut server) = (
+        Http2Connection::new(ConnectionRole::Client),
+        Http2Connection::new(ConnectionRole::Server),
+    );
+    let message = |id: Http2StreamId| vec![id.to_le_bytes()[0]; BYTES];
     let ids: Vec<_> = (0..3)
         .map(|_| client.open(REQUEST).expect("room"))
         .collect();
@@ -233,9 +243,9 @@ fn pieces_are_as_good_as_the_whole() {
         frame(kind::DATA, flag::END_STREAM, 1, b""),
     ]
     .concat();
-    let mut whole = Connection::new(Role::Server);
+    let mut whole = Http2Connection::new(ConnectionRole::Server);
     let events = feed(&mut whole, &bytes, START).expect("whole");
-    let mut other = Connection::new(Role::Server);
+    let mut other = Http2Connection::new(ConnectionRole::Server);
     let (mut held, mut pieces) = (Vec::new(), Vec::new());
     for byte in bytes {
         held.push(byte);
@@ -272,14 +282,14 @@ fn padding_priorities_and_unknown_frames() {
     for wrong in [&b""[..], b"\x01", b"\x04abc"] {
         let wrong = frame(kind::DATA, flag::PADDED, 1, wrong);
         let fault = reason(&mut self::server(), &[request(1), wrong].concat());
-        assert_eq!(fault, Some(Reason::PROTOCOL_ERROR));
+        assert_eq!(fault, Some(Http2ErrorCode::PROTOCOL_ERROR));
     }
 }
 
 #[test]
 fn faults_of_connections() {
     // CRI-98
-    use Reason as R;
+    use Http2ErrorCode as R;
     for (name, bytes, want) in [
         (
             "too long",
@@ -405,22 +415,22 @@ fn faults_of_connections() {
             "{name}"
         );
         assert_eq!(reason(&mut client, &[]), Some(want), "{name}, for good");
-        assert_eq!(client.open(REQUEST), Err(NoRoom), "{name}");
+        assert_eq!(client.open(REQUEST), Err(OpenStreamError), "{name}");
     }
-    let mut early = Connection::new(Role::Client);
+    let mut early = Http2Connection::new(ConnectionRole::Client);
     let ping = frame(kind::PING, 0, 0, &[0; 8]);
     assert_eq!(reason(&mut early, &ping), Some(R::PROTOCOL_ERROR));
-    let mut old = Connection::new(Role::Client);
+    let mut old = Http2Connection::new(ConnectionRole::Client);
     let fault = feed(&mut old, b"HTTP/1.1 400 Bad Request", START);
     let text = fault.expect_err("not a frame").text;
     assert_eq!(text, "the server does not speak HTTP/2");
-    let mut strange = Connection::new(Role::Server);
+    let mut strange = Http2Connection::new(ConnectionRole::Server);
     assert_eq!(reason(&mut strange, b"GET / "), Some(R::PROTOCOL_ERROR));
 }
 
 #[test]
 fn faults_of_streams() {
-    use Reason as R;
+    use Http2ErrorCode as R;
     let ok = headers(0, 1, &OK);
     let other: &[(&[u8], &[u8])] = &[(b"a", b"b")];
     for (name, bytes, want) in [
@@ -501,11 +511,17 @@ fn a_flood_of_continuations() {
     let mut server = server();
     let mut flood = frame(kind::HEADERS, 0, 1, &[]);
     flood.extend(frame(kind::CONTINUATION, 0, 1, &[]).repeat(1000));
-    assert_eq!(reason(&mut server, &flood), Some(Reason::ENHANCE_YOUR_CALM));
+    assert_eq!(
+        reason(&mut server, &flood),
+        Some(Http2ErrorCode::ENHANCE_YOUR_CALM)
+    );
     let mut server = self::server();
     let mut flood = frame(kind::HEADERS, 0, 1, &[]);
     flood.extend(frame(kind::CONTINUATION, 0, 1, &[0; 8192]).repeat(3));
-    assert_eq!(reason(&mut server, &flood), Some(Reason::ENHANCE_YOUR_CALM));
+    assert_eq!(
+        reason(&mut server, &flood),
+        Some(Http2ErrorCode::ENHANCE_YOUR_CALM)
+    );
     // And what came before is given back.
     assert!(server.block.is_none());
 }
@@ -527,7 +543,7 @@ fn rapid_resets() {
         feed(&mut server, &pair(n), later).expect("and in the next second");
     }
     let fault = feed(&mut server, &pair(2 * max), later).expect_err("too many");
-    assert_eq!(fault.reason, Reason::ENHANCE_YOUR_CALM);
+    assert_eq!(fault.reason, Http2ErrorCode::ENHANCE_YOUR_CALM);
     // Also if this side is made to send them.
     let mut server = self::server();
     let wrong = |n: u32| {
@@ -535,7 +551,10 @@ fn rapid_resets() {
         [request(id), frame(kind::WINDOW_UPDATE, 0, id, &[0; 4])].concat()
     };
     let all: Vec<_> = (0..=max).flat_map(wrong).collect();
-    assert_eq!(reason(&mut server, &all), Some(Reason::ENHANCE_YOUR_CALM));
+    assert_eq!(
+        reason(&mut server, &all),
+        Some(Http2ErrorCode::ENHANCE_YOUR_CALM)
+    );
 }
 
 #[test]
@@ -563,7 +582,7 @@ fn floods_of_small_frames() {
         }
         let many = one.repeat(2 * max);
         let fault = feed(&mut server, &many, START + 4 * SECOND).expect_err(name);
-        assert_eq!(fault.reason, Reason::ENHANCE_YOUR_CALM, "{name}");
+        assert_eq!(fault.reason, Http2ErrorCode::ENHANCE_YOUR_CALM, "{name}");
         assert!(server.output.len() < MAX_OUTPUT_BYTES, "{name}");
     }
 }
@@ -579,7 +598,10 @@ fn a_peer_that_asks_and_does_not_read() {
             break;
         }
     }
-    assert_eq!(last.expect_err("never").reason, Reason::ENHANCE_YOUR_CALM);
+    assert_eq!(
+        last.expect_err("never").reason,
+        Http2ErrorCode::ENHANCE_YOUR_CALM
+    );
     assert!(server.output.len() <= MAX_OUTPUT_BYTES + MAX_FRAME_BYTES);
 }
 
@@ -589,10 +611,13 @@ fn windows_that_are_too_large() {
     let mut server = server();
     feed(&mut server, &request(1), START).expect("a request");
     let heard = feed(&mut server, &grow(1), START);
-    assert_eq!(heard, Ok(vec![Said::Reset(1, Reason::FLOW_CONTROL_ERROR)]));
+    assert_eq!(
+        heard,
+        Ok(vec![Said::Reset(1, Http2ErrorCode::FLOW_CONTROL_ERROR)])
+    );
     assert_eq!(
         reason(&mut server, &grow(0)),
-        Some(Reason::FLOW_CONTROL_ERROR)
+        Some(Http2ErrorCode::FLOW_CONTROL_ERROR)
     );
     for (first, value) in [
         ([0; 4], [0x80, 0, 0, 0]),
@@ -605,7 +630,10 @@ fn windows_that_are_too_large() {
             feed(&mut server, &wider, START).expect("a wider window");
         }
         let set = frame(kind::SETTINGS, 0, 0, &[&[0, 4][..], &value].concat());
-        assert_eq!(reason(&mut server, &set), Some(Reason::FLOW_CONTROL_ERROR));
+        assert_eq!(
+            reason(&mut server, &set),
+            Some(Http2ErrorCode::FLOW_CONTROL_ERROR)
+        );
     }
 }
 
@@ -617,7 +645,10 @@ fn more_than_the_windows() {
     feed(&mut server, &request(1), START).expect("a request");
     feed(&mut server, &full.repeat(frames), START).expect("what the window allows");
     let heard = feed(&mut server, &full, START);
-    assert_eq!(heard, Ok(vec![Said::Reset(1, Reason::FLOW_CONTROL_ERROR)]));
+    assert_eq!(
+        heard,
+        Ok(vec![Said::Reset(1, Http2ErrorCode::FLOW_CONTROL_ERROR)])
+    );
     // Nobody reads the other streams either: the connection goes on, for its window is granted as it is used.
     for id in (3..21).step_by(2) {
         feed(&mut server, &request(id), START).expect("a request");
@@ -631,7 +662,7 @@ fn more_than_the_windows() {
     assert_eq!(stream.receive_window.open, STREAM_WINDOW_BYTES);
     server.receive_window.open = 10;
     let fault = reason(&mut server, &frame(kind::DATA, 0, 3, &[0; 11]));
-    assert_eq!(fault, Some(Reason::FLOW_CONTROL_ERROR));
+    assert_eq!(fault, Some(Http2ErrorCode::FLOW_CONTROL_ERROR));
 }
 
 #[test]
@@ -699,8 +730,8 @@ fn streams_are_bounded() {
     let mut client = client();
     let one = frame(kind::SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 1]);
     feed(&mut client, &one, START).expect("settings");
-    assert_eq!(client.open(REQUEST), Err(NoRoom));
-    client.reset(1, Reason::CANCEL);
+    assert_eq!(client.open(REQUEST), Err(OpenStreamError));
+    client.reset(1, Http2ErrorCode::CANCEL);
     assert_eq!(client.open(REQUEST), Ok(3));
 }
 
@@ -710,9 +741,9 @@ fn a_peer_that_leaves() {
     assert_eq!(client.open(REQUEST), Ok(3));
     let leave = frame(kind::GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0, b'x']);
     let heard = feed(&mut client, &leave, START);
-    assert_eq!(heard, Ok(vec![Said::GoAway(1, Reason::NO_ERROR)]));
+    assert_eq!(heard, Ok(vec![Said::GoAway(1, Http2ErrorCode::NO_ERROR)]));
     assert!(client.is_leaving());
-    assert_eq!(client.open(REQUEST), Err(NoRoom));
+    assert_eq!(client.open(REQUEST), Err(OpenStreamError));
     let heard = feed(&mut client, &headers(flag::END_STREAM, 1, &OK), START);
     assert_eq!(heard, Ok(vec![Said::Headers(1, Some(1), true)]));
 }

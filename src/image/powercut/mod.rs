@@ -23,7 +23,7 @@ use self::disk::{Cut, Disk, Kind, Name, Tree};
 use self::record::{Mark, Recorded, record};
 use self::work::{SCRIPTS, Script, Supplies, Worker, able, images, may_arrive};
 use super::record::ImageRecord;
-use super::store::Store;
+use super::store::ImageStore;
 use crate::error::chain;
 
 /// Directory of the store on the recorded disk.
@@ -260,7 +260,7 @@ impl Trial<'_> {
 }
 
 /// Asserts that all told images and names are kept, and that each image is whole.
-fn whole(store: &Store, before: &Told<'_>, after: &Told<'_>, place: &str) {
+fn whole(store: &ImageStore, before: &Told<'_>, after: &Told<'_>, place: &str) {
     for id in before.images.keys() {
         let kept = !after.images.contains_key(id) || store.get(id).is_some();
         assert!(kept, "{place}: image {id} is lost");

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::disk::{self, Disk, Id, Inode, Kind, Log, Name, Op, Tree};
-use crate::sys::trace::{self, Call};
+use crate::sys::trace::{self, TracedCall};
 
 /// A recorded run, and how the disk looked when the program told something.
 pub(super) struct Recorded {
@@ -75,7 +75,7 @@ struct Spot {
 }
 
 impl Recorder {
-    fn returned(&mut self, call: &Call) {
+    fn returned(&mut self, call: &TracedCall) {
         if call.result < 0 {
             return;
         }
@@ -161,7 +161,7 @@ impl Recorder {
         self.recorded.log.ops.push(op);
     }
 
-    fn opened(&mut self, call: &Call, dir: u64, path: u64, flags: u64) {
+    fn opened(&mut self, call: &TracedCall, dir: u64, path: u64, flags: u64) {
         let flags = if call.number == i64::from(libc::SYS_openat2) {
             // The first field of `struct open_how`.
             let how: [u8; 8] = memory(call, flags, 8).try_into().expect("eight bytes");
@@ -183,7 +183,7 @@ impl Recorder {
         }
     }
 
-    fn made(&mut self, call: &Call, dir: u64, path: u64) {
+    fn made(&mut self, call: &TracedCall, dir: u64, path: u64) {
         if let Some(spot) = self.find(call, dir, path) {
             self.enter(spot);
         }
@@ -215,14 +215,14 @@ impl Recorder {
         });
     }
 
-    fn removed(&mut self, call: &Call, dir: u64, path: u64) {
+    fn removed(&mut self, call: &TracedCall, dir: u64, path: u64) {
         if let Some(Spot { dir, name, .. }) = self.find(call, dir, path) {
             let id = self.disk.inodes[dir].entries[&name];
             self.push(Op::Leave { dir, name, id });
         }
     }
 
-    fn renamed(&mut self, call: &Call, from: (u64, u64), to: (u64, u64)) {
+    fn renamed(&mut self, call: &TracedCall, from: (u64, u64), to: (u64, u64)) {
         let from = self.find(call, from.0, from.1);
         let to = self.find(call, to.0, to.1);
         match (from, to) {
@@ -241,7 +241,7 @@ impl Recorder {
         }
     }
 
-    fn written(&mut self, call: &Call, file: u64, at: Option<u64>) {
+    fn written(&mut self, call: &TracedCall, file: u64, at: Option<u64>) {
         let path = descriptor(call, file);
         let Ok(stat) = fs::metadata(&path) else {
             return;
@@ -263,7 +263,7 @@ impl Recorder {
     }
 
     #[expect(clippy::unused_self, reason = "beside its like")]
-    fn position(&self, call: &Call, file: u64) -> u64 {
+    fn position(&self, call: &TracedCall, file: u64) -> u64 {
         let info = fs::read_to_string(format!("/proc/{}/fdinfo/{}", call.thread, short(file)));
         let info = info.expect("fdinfo");
         let line = info.lines().find_map(|l| l.strip_prefix("pos:"));
@@ -292,7 +292,7 @@ impl Recorder {
         });
     }
 
-    fn changed(&mut self, call: &Call, dir: u64, path: u64) {
+    fn changed(&mut self, call: &TracedCall, dir: u64, path: u64) {
         if let Some(spot) = self.find(call, dir, path)
             && let Some(id) = self.disk.inodes[spot.dir].entries.get(&spot.name)
         {
@@ -305,7 +305,7 @@ impl Recorder {
         self.push(Op::Meta { id, owner });
     }
 
-    fn attribute(&mut self, call: &Call, id: Id, name: u64, (value, length): (u64, u64)) {
+    fn attribute(&mut self, call: &TracedCall, id: Id, name: u64, (value, length): (u64, u64)) {
         let name = string(call, name);
         // Others are not compared.
         if name.starts_with(b"trusted.") {
@@ -314,13 +314,13 @@ impl Recorder {
         }
     }
 
-    fn by_descriptor(&self, call: &Call, file: u64) -> Option<Id> {
+    fn by_descriptor(&self, call: &TracedCall, file: u64) -> Option<Id> {
         let stat = fs::metadata(descriptor(call, file)).ok()?;
         self.known.get(&place(&stat)).copied()
     }
 
     /// Finds the place that a path leads to, by directories only. `None`: not below the root, or the root itself.
-    fn find(&self, call: &Call, dir: u64, path: u64) -> Option<Spot> {
+    fn find(&self, call: &TracedCall, dir: u64, path: u64) -> Option<Spot> {
         let text = string(call, path);
         let path = Path::new(std::ffi::OsStr::from_bytes(&text));
         let (from, rest, real) = if let Ok(rest) = path.strip_prefix("/proc/self/fd") {
@@ -380,7 +380,7 @@ const fn short(word: u64) -> i32 {
     word as i32
 }
 
-fn descriptor(call: &Call, file: u64) -> PathBuf {
+fn descriptor(call: &TracedCall, file: u64) -> PathBuf {
     format!("/proc/{}/fd/{}", call.thread, short(file)).into()
 }
 
@@ -391,12 +391,12 @@ fn read_at(path: &Path, at: u64, n: usize) -> Vec<u8> {
     data
 }
 
-fn memory(call: &Call, address: u64, n: usize) -> Vec<u8> {
+fn memory(call: &TracedCall, address: u64, n: usize) -> Vec<u8> {
     read_at(Path::new(&format!("/proc/{}/mem", call.thread)), address, n)
 }
 
 /// A C string, which may end right before memory that cannot be read.
-fn string(call: &Call, address: u64) -> Vec<u8> {
+fn string(call: &TracedCall, address: u64) -> Vec<u8> {
     const PIECE: u64 = 256;
     let mut text = Vec::new();
     let mut at = address;

@@ -8,19 +8,19 @@ use std::thread;
 
 use core::time::Duration;
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 use crate::error::chain;
 use crate::image::digest::Digest;
-use crate::image::dropin::{DropIn, Report, SETTLE};
+use crate::image::dropin::{DropInPoller, DropInReport, SETTLE};
 use crate::image::error::ImageError;
-use crate::image::import::{ImportOptions, Limits};
-use crate::image::progress::Progress;
+use crate::image::import::{ImportLimits, ImportOptions};
+use crate::image::progress::ImageProgress;
 use crate::image::pull::tests::{Offer, Server, file, quick, reply};
-use crate::image::pull::{PullError, Puller, Settings};
+use crate::image::pull::{PullError, PullSettings, Puller};
 use crate::image::record::ImageRecord;
-use crate::image::store::Store;
+use crate::image::store::ImageStore;
 use crate::image::testing::{Layout, Stream, config, docker_archive, gzip, zstd};
-use crate::image::verify::{Repair, Verifying};
+use crate::image::verify::{ImageVerifier, RepairResult};
 use crate::sys::file::sync_dir;
 
 /// A request to the store.
@@ -236,23 +236,23 @@ pub(super) struct Worker<'a> {
     supplies: &'a Supplies,
     root: PathBuf,
     /// Always there but while it is opened again.
-    open: Option<(Store, Puller)>,
+    open: Option<(ImageStore, Puller)>,
 }
 
 impl<'a> Worker<'a> {
     pub(super) fn open(supplies: &'a Supplies, root: &Path) -> Result<Self, ImageError> {
-        let limits = Limits {
+        let limits = ImportLimits {
             reserve_bytes: 0,
-            ..Limits::default()
+            ..ImportLimits::default()
         };
         let store = loop {
-            match Store::open_with(root, limits.clone()) {
+            match ImageStore::open_with(root, limits.clone()) {
                 // The thread of a pull that has told its outcome is about to end.
                 Err(ImageError::Locked(_)) => thread::yield_now(),
                 store => break store?,
             }
         };
-        let puller = Puller::new(store.clone(), quick(Settings::default()));
+        let puller = Puller::new(store.clone(), quick(PullSettings::default()));
         Ok(Self {
             supplies,
             root: root.to_owned(),
@@ -260,7 +260,7 @@ impl<'a> Worker<'a> {
         })
     }
 
-    pub(super) fn store(&self) -> &Store {
+    pub(super) fn store(&self) -> &ImageStore {
         &self.open.as_ref().expect("open").0
     }
 
@@ -311,11 +311,11 @@ impl<'a> Worker<'a> {
                 sync_dir(file.parent().expect("the layer")).expect("harmed");
             }
             Step::Repair => {
-                let mut verifying = Verifying::new(self.store().clone());
+                let mut verifying = ImageVerifier::new(self.store().clone());
                 while verifying.step() {}
                 for image in verifying.found().damaged {
                     let repaired = verifying.repair(&image, &BTreeSet::new());
-                    assert_eq!(repaired, Repair::Removed);
+                    assert_eq!(repaired, RepairResult::Removed);
                 }
             }
             Step::Clear => drop(self.puller().clear(Duration::ZERO).expect("cleared")),
@@ -337,14 +337,14 @@ impl<'a> Worker<'a> {
 
     /// Looks at a drop-in directory whose files have settled. Returns those that were imported.
     fn look(&self, dir: &str) -> Vec<String> {
-        let mut dropin = DropIn::open(self.store().clone(), self.supplies.dir.join(dir));
+        let mut dropin = DropInPoller::open(self.store().clone(), self.supplies.dir.join(dir));
         let mut imported = Vec::new();
-        for now in [Mono(1000), Mono(1000) + SETTLE] {
+        for now in [MonoTime(1000), MonoTime(1000) + SETTLE] {
             for report in dropin.look(now, &mut go).reports {
                 match report {
-                    Report::Imported { file, .. } => imported.push(file),
-                    Report::Pulled { wanted, .. } => panic!("there is no list: {wanted:?}"),
-                    Report::Failed { error, .. } => panic!("{error}"),
+                    DropInReport::Imported { file, .. } => imported.push(file),
+                    DropInReport::Pulled { wanted, .. } => panic!("there is no list: {wanted:?}"),
+                    DropInReport::Failed { error, .. } => panic!("{error}"),
                 }
             }
         }
@@ -352,12 +352,12 @@ impl<'a> Worker<'a> {
     }
 }
 
-fn go(_: Progress) -> ControlFlow<()> {
+fn go(_: ImageProgress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
 /// All images, without their sequence numbers, which differ between two ways to the same state.
-pub(super) fn images(store: &Store) -> Vec<ImageRecord> {
+pub(super) fn images(store: &ImageStore) -> Vec<ImageRecord> {
     let list = store.list();
     list.iter()
         .map(|image| ImageRecord {

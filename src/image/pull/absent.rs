@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 use crate::net::Url;
 use crate::sys::clock;
 
@@ -15,9 +15,9 @@ const MAX_ABSENT: usize = 64;
 
 /// Servers that were not there, by scheme and host, with the end of their time.
 #[derive(Debug, Default)]
-pub(super) struct Absent(Mutex<BTreeMap<String, Mono>>);
+pub(super) struct AbsentServers(Mutex<BTreeMap<String, MonoTime>>);
 
-impl Absent {
+impl AbsentServers {
     pub(super) fn add(&self, base: &Url) {
         self.add_at(base, clock::mono());
     }
@@ -26,7 +26,7 @@ impl Absent {
         self.has_at(base, clock::mono())
     }
 
-    fn add_at(&self, base: &Url, now: Mono) {
+    fn add_at(&self, base: &Url, now: MonoTime) {
         let mut absent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         absent.retain(|_, until| *until > now);
         if absent.len() < MAX_ABSENT {
@@ -34,7 +34,7 @@ impl Absent {
         }
     }
 
-    fn has_at(&self, base: &Url, now: Mono) -> bool {
+    fn has_at(&self, base: &Url, now: MonoTime) -> bool {
         let absent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         absent.get(&key(base)).is_some_and(|until| *until > now)
     }
@@ -50,9 +50,9 @@ mod tests {
 
     #[test]
     fn for_a_while_and_not_too_many() {
-        let absent = Absent::default();
+        let absent = AbsentServers::default();
         let url = |n: usize| Url::parse(&format!("https://m{n}.example/v2")).expect("url");
-        let now = Mono(1000);
+        let now = MonoTime(1000);
         for n in 0..MAX_ABSENT {
             absent.add_at(&url(n), now);
         }

@@ -9,19 +9,19 @@ use alloc::sync::Arc;
 use core::ops::ControlFlow;
 use std::path::Path;
 
-use super::absent::Absent;
+use super::absent::AbsentServers;
 use super::node::NodeCredentials;
-use super::{Settings, credentials_at, ways};
+use super::{PullSettings, credentials_at, ways};
 use crate::api::oci;
 use crate::api::strict::from_foreign_json;
 use crate::image::digest::Digest;
-use crate::image::reference::Reference;
+use crate::image::reference::ImageReference;
 use crate::image::registry::RegistryError;
-use crate::image::registry::blob::Fetch;
-use crate::image::registry::http::Http;
+use crate::image::registry::blob::BlobFetch;
+use crate::image::registry::http::RegistryHttp;
 use crate::image::registry::pace::Throttle;
-use crate::image::registry::session::{Session, Top};
-use crate::net::pace::Stop;
+use crate::image::registry::session::{RegistrySession, TopManifest};
+use crate::net::pace::StopFlag;
 
 /// Annotation with the file name of a layer that is a file.
 const TITLE: &str = "org.opencontainers.image.title";
@@ -31,16 +31,16 @@ const MAX_FILES: usize = 64;
 const MAX_TOLD_CHARS: usize = 100;
 
 /// Files by name, each by its digest and bytes. At most [`MAX_FILES`].
-pub type Files = BTreeMap<String, (Digest, u64)>;
+pub type ArtifactFiles = BTreeMap<String, (Digest, u64)>;
 
 /// An artefact of a registry.
-pub struct Artifact {
-    settings: Settings,
+pub struct ArtifactReader {
+    settings: PullSettings,
     node: NodeCredentials,
-    absent: Absent,
-    reference: Reference,
+    absent: AbsentServers,
+    reference: ImageReference,
     kind: &'static str,
-    stop: Arc<Stop>,
+    stop: Arc<StopFlag>,
 }
 
 /// Reason why an artefact could not be had.
@@ -57,19 +57,19 @@ pub enum ArtifactError {
     Kind(String, String, &'static str),
 }
 
-impl core::fmt::Debug for Artifact {
+impl core::fmt::Debug for ArtifactReader {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         write!(f, "Artifact({})", self.reference)
     }
 }
 
-impl Artifact {
+impl ArtifactReader {
     /// Makes the artefact that `reference` leads to, which has to be of the type `kind`. No registry is asked yet.
     #[must_use]
-    pub fn new(settings: Settings, reference: Reference, kind: &'static str) -> Self {
+    pub fn new(settings: PullSettings, reference: ImageReference, kind: &'static str) -> Self {
         Self {
             node: NodeCredentials::new(&settings),
-            absent: Absent::default(),
+            absent: AbsentServers::default(),
             settings,
             reference,
             kind,
@@ -79,7 +79,7 @@ impl Artifact {
 
     /// Name of the artefact.
     #[must_use]
-    pub const fn reference(&self) -> &Reference {
+    pub const fn reference(&self) -> &ImageReference {
         &self.reference
     }
 
@@ -87,7 +87,7 @@ impl Artifact {
     ///
     /// # Errors
     /// The registry does not say, or it is no artefact of the right type.
-    pub fn files(&self) -> Result<Files, ArtifactError> {
+    pub fn files(&self) -> Result<ArtifactFiles, ArtifactError> {
         let digest = self.reference.digest().map(|digest| digest.to_string());
         let tag = self.reference.tag().unwrap_or("latest");
         let name = digest.as_deref().unwrap_or(tag);
@@ -99,7 +99,7 @@ impl Artifact {
         self.listed(&top.expect("it was read"))
     }
 
-    fn listed(&self, top: &Top) -> Result<Files, ArtifactError> {
+    fn listed(&self, top: &TopManifest) -> Result<ArtifactFiles, ArtifactError> {
         let wrong = |why: String| ArtifactError::Wrong(self.reference.to_string(), why);
         let manifest: oci::Manifest = from_foreign_json(&top.bytes)
             .map_err(|e| wrong(format!("it is no manifest: {}", told(&e.to_string()))))?;
@@ -117,7 +117,7 @@ impl Artifact {
         if manifest.layers.len() > MAX_FILES {
             return Err(wrong(format!("it has more than {MAX_FILES} files")));
         }
-        let mut files = Files::new();
+        let mut files = ArtifactFiles::new();
         for mut layer in manifest.layers {
             let Some(title) = layer.annotations.remove(TITLE) else {
                 continue;
@@ -150,7 +150,7 @@ impl Artifact {
     pub fn fetch(&self, (digest, size): (Digest, u64), part: &Path) -> Result<(), ArtifactError> {
         let throttle = Throttle::new(self.settings.bytes_per_second);
         self.ask(&mut |session| {
-            Fetch {
+            BlobFetch {
                 digest,
                 size,
                 part,
@@ -167,11 +167,11 @@ impl Artifact {
     /// Has one endpoint after the other asked, with the node's credentials for it.
     fn ask(
         &self,
-        ask: &mut dyn FnMut(&Session<'_>) -> Result<(), RegistryError>,
+        ask: &mut dyn FnMut(&RegistrySession<'_>) -> Result<(), RegistryError>,
     ) -> Result<(), ArtifactError> {
         let settings = &self.settings;
         let stop = Arc::clone(&self.stop);
-        let http = Http::new(
+        let http = RegistryHttp::new(
             &settings.registries,
             &settings.proxies,
             settings.limits,
@@ -237,12 +237,12 @@ mod tests {
     const NONE: &str = "application/vnd.oci.empty.v1+json";
     const IMAGE: &str = "application/vnd.oci.image.config.v1+json";
 
-    fn listed(manifest: &Value) -> Result<Files, ArtifactError> {
-        let reference = Reference::parse("a.example/r:t").expect("a reference");
-        let artifact = Artifact::new(Settings::default(), reference, KIND);
+    fn listed(manifest: &Value) -> Result<ArtifactFiles, ArtifactError> {
+        let reference = ImageReference::parse("a.example/r:t").expect("a reference");
+        let artifact = ArtifactReader::new(PullSettings::default(), reference, KIND);
         let bytes = manifest.to_string().into_bytes();
         let kind = manifest["mediaType"].as_str().unwrap_or_default();
-        artifact.listed(&Top {
+        artifact.listed(&TopManifest {
             descriptor: Descriptor {
                 media_type: kind.into(),
                 ..Descriptor::default()

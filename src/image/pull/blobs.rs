@@ -21,13 +21,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::LOOK;
-use crate::api::order::Order;
-use crate::api::{Mono, Wall};
+use crate::api::order::OrderExt;
+use crate::api::{MonoTime, WallTime};
 use crate::image::digest::Digest;
 use crate::image::registry::RegistryError;
 use crate::image::registry::blob;
-use crate::image::whose::Way;
-use crate::net::pace::Stop;
+use crate::image::whose::RegistryAccess;
+use crate::net::pace::StopFlag;
 use crate::sys::clock;
 use crate::sys::file::sync_dir;
 
@@ -40,7 +40,7 @@ pub const RESUME_TIME: Duration = Duration::from_secs(1800);
 
 /// A layer as one registry has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Wanted {
+pub(super) struct BlobKey {
     pub(super) digest: Digest,
     /// Hash of registry and size, and of the credential if only the pod has it.
     origin: u64,
@@ -48,8 +48,8 @@ pub(super) struct Wanted {
     own: bool,
 }
 
-impl Wanted {
-    pub(super) fn new(digest: Digest, size: u64, way: &Way) -> Self {
+impl BlobKey {
+    pub(super) fn new(digest: Digest, size: u64, way: &RegistryAccess) -> Self {
         let mut text = format!("{size} {}", way.registry());
         if let Some(by) = way.by() {
             text = format!("{text} {by}");
@@ -99,33 +99,33 @@ const MAX_KEPT: usize = 512;
 
 /// The directory, and the pulls that use its files.
 #[derive(Debug)]
-pub(super) struct Blobs {
+pub(super) struct BlobDirectory {
     dir: PathBuf,
-    uses: Mutex<BTreeMap<Wanted, Use>>,
+    uses: Mutex<BTreeMap<BlobKey, BlobUse>>,
     bell: Condvar,
-    opened: Mono,
+    opened: MonoTime,
 }
 
 #[derive(Debug, Default)]
-struct Use {
+struct BlobUse {
     /// 0 for one that lies here for the next attempt.
     pulls: usize,
     /// Arrival of the last byte; `None`: none arrived since the start.
-    arrived: Option<Mono>,
+    arrived: Option<MonoTime>,
     /// Set while a pull fetches the layer; the others wait.
     fetching: bool,
 }
 
 /// Layers that one pull wants. Let go when dropped.
-pub(super) struct Claim<'a> {
-    blobs: &'a Blobs,
-    layers: Vec<Wanted>,
+pub(super) struct BlobClaim<'a> {
+    blobs: &'a BlobDirectory,
+    layers: Vec<BlobKey>,
 }
 
-impl Blobs {
+impl BlobDirectory {
     /// Opens the directory below `layout`, makes it if absent, and removes forgotten layers. A disk that cannot be
     /// written is logged and does not keep the agent from starting: the next pull will say so too.
-    pub(super) fn open(layout: &Path, now: Wall) -> Self {
+    pub(super) fn open(layout: &Path, now: WallTime) -> Self {
         let blobs = Self {
             dir: layout.join("blobs/sha256"),
             uses: Mutex::new(BTreeMap::new()),
@@ -151,8 +151,8 @@ impl Blobs {
     }
 
     /// Takes note of a pull's layers, so that they are not removed. If too many are left of other pulls, the oldest go.
-    pub(super) fn claim(&self, layers: impl Iterator<Item = Wanted>) -> Claim<'_> {
-        let mut claim = Claim {
+    pub(super) fn claim(&self, layers: impl Iterator<Item = BlobKey>) -> BlobClaim<'_> {
+        let mut claim = BlobClaim {
             blobs: self,
             layers: Vec::new(),
         };
@@ -173,7 +173,7 @@ impl Blobs {
     }
 
     /// Bytes of a layer that are here already.
-    pub(super) fn have(&self, layer: Wanted) -> u64 {
+    pub(super) fn have(&self, layer: BlobKey) -> u64 {
         let length = |path: PathBuf| fs::metadata(path).ok().map(|m| m.len());
         length(self.whole(layer))
             .or_else(|| length(self.part(layer)))
@@ -181,7 +181,7 @@ impl Blobs {
     }
 
     /// Returns true if a layer of `size` bytes lies here, fetched.
-    pub(super) fn is_whole(&self, layer: Wanted, size: u64) -> bool {
+    pub(super) fn is_whole(&self, layer: BlobKey, size: u64) -> bool {
         fs::metadata(self.whole(layer)).is_ok_and(|m| m.len() == size)
     }
 
@@ -189,8 +189,8 @@ impl Blobs {
     /// this one waits, and tries itself should the other one fail. Returns whether `fetch` was called.
     pub(super) fn complete(
         &self,
-        layer: Wanted,
-        stop: &Stop,
+        layer: BlobKey,
+        stop: &StopFlag,
         fetch: impl FnOnce(&Path) -> Result<(), RegistryError>,
     ) -> Result<bool, RegistryError> {
         let mut uses = self.lock();
@@ -229,11 +229,11 @@ impl Blobs {
     }
 
     /// Removes layers that no pull uses and that did not grow in the last `unused`. Returns the bytes freed.
-    pub(super) fn clear(&self, unused: Duration, now: Mono) -> io::Result<u64> {
+    pub(super) fn clear(&self, unused: Duration, now: MonoTime) -> io::Result<u64> {
         self.remove_if(&|arrived, _| now - arrived >= unused)
     }
 
-    fn remove_older(&self, now: Wall, age: Duration) -> io::Result<u64> {
+    fn remove_older(&self, now: WallTime, age: Duration) -> io::Result<u64> {
         let age = i64::try_from(age.as_nanos()).unwrap_or(i64::MAX);
         let limit = now.0.saturating_sub(age);
         // A clock that was not set yet makes everything young: it is removed another time.
@@ -258,7 +258,7 @@ impl Blobs {
     }
 
     /// `unwanted` hears when the last byte of a layer arrived.
-    fn remove_if(&self, unwanted: &dyn Fn(Mono, &fs::Metadata) -> bool) -> io::Result<u64> {
+    fn remove_if(&self, unwanted: &dyn Fn(MonoTime, &fs::Metadata) -> bool) -> io::Result<u64> {
         let mut uses = self.lock();
         let mut freed = 0;
         self.each_left(&uses, &mut |path, arrived, metadata| {
@@ -276,8 +276,8 @@ impl Blobs {
     /// Visits each file that no pull uses, with the arrival of its last byte, as far as that is known.
     fn each_left(
         &self,
-        uses: &BTreeMap<Wanted, Use>,
-        visit: &mut dyn FnMut(PathBuf, Mono, &fs::Metadata) -> io::Result<()>,
+        uses: &BTreeMap<BlobKey, BlobUse>,
+        visit: &mut dyn FnMut(PathBuf, MonoTime, &fs::Metadata) -> io::Result<()>,
     ) -> io::Result<()> {
         let list = match fs::read_dir(&self.dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -286,7 +286,7 @@ impl Blobs {
         for entry in list {
             let entry = entry?;
             let name = entry.file_name();
-            let of = name.to_str().and_then(Wanted::of_file);
+            let of = name.to_str().and_then(BlobKey::of_file);
             let known = || {
                 uses.iter().filter(|(layer, _)| {
                     of.is_some_and(|(digest, origin)| {
@@ -304,28 +304,28 @@ impl Blobs {
         Ok(())
     }
 
-    fn forget(&self, uses: &mut BTreeMap<Wanted, Use>) {
+    fn forget(&self, uses: &mut BTreeMap<BlobKey, BlobUse>) {
         uses.retain(|layer, u| u.pulls > 0 || u.fetching || self.have(*layer) > 0);
     }
 
-    fn whole(&self, layer: Wanted) -> PathBuf {
+    fn whole(&self, layer: BlobKey) -> PathBuf {
         self.dir.join(layer.whole())
     }
 
-    pub(super) fn part(&self, layer: Wanted) -> PathBuf {
+    pub(super) fn part(&self, layer: BlobKey) -> PathBuf {
         self.dir.join(layer.named() + ".part")
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Wanted, Use>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<BlobKey, BlobUse>> {
         self.uses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Claim<'_> {
+impl BlobClaim<'_> {
     /// Removes the layers that no other pull wants: they are in the store, or of no use.
     pub(super) fn discard(self) {
         let uses = self.blobs.lock();
-        let pulls = |wanted: &dyn Fn(&Wanted) -> bool| -> usize {
+        let pulls = |wanted: &dyn Fn(&BlobKey) -> bool| -> usize {
             let all = uses.iter().filter(|(layer, _)| wanted(layer));
             all.map(|(_, u)| u.pulls).sum()
         };
@@ -346,7 +346,7 @@ impl Claim<'_> {
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for BlobClaim<'_> {
     fn drop(&mut self) {
         let mut uses = self.blobs.lock();
         for layer in &self.layers {
@@ -369,19 +369,19 @@ mod tests {
 
     const NO_TIME: Duration = Duration::ZERO;
 
-    fn open(scratch: &Scratch) -> Blobs {
-        Blobs::open(&scratch.join("pulls"), clock::wall())
+    fn open(scratch: &Scratch) -> BlobDirectory {
+        BlobDirectory::open(&scratch.join("pulls"), clock::wall())
     }
 
-    fn layer(text: &[u8]) -> Wanted {
-        Wanted::new(
+    fn layer(text: &[u8]) -> BlobKey {
+        BlobKey::new(
             Digest::of(text),
             text.len() as u64,
-            &Way::new("registry.example", None),
+            &RegistryAccess::new("registry.example", None),
         )
     }
 
-    fn put(layer: Wanted, text: &'static str) -> impl FnOnce(&Path) -> Result<(), RegistryError> {
+    fn put(layer: BlobKey, text: &'static str) -> impl FnOnce(&Path) -> Result<(), RegistryError> {
         move |path| {
             assert!(path.to_string_lossy().contains(&layer.digest.hex()));
             fs::write(path, text).map_err(RegistryError::local("write", path))
@@ -397,17 +397,17 @@ mod tests {
         let two = blobs.claim([b].into_iter());
         assert!(
             blobs
-                .complete(a, &Stop::default(), put(a, "a"))
+                .complete(a, &StopFlag::default(), put(a, "a"))
                 .expect("fetched")
         );
         assert!(
             !blobs
-                .complete(a, &Stop::default(), |_| panic!("it is there"))
+                .complete(a, &StopFlag::default(), |_| panic!("it is there"))
                 .expect("there")
         );
         assert!(
             blobs
-                .complete(b, &Stop::default(), put(b, "bb"))
+                .complete(b, &StopFlag::default(), put(b, "bb"))
                 .expect("fetched")
         );
         assert_eq!((blobs.have(a), blobs.have(b)), (1, 2));
@@ -428,7 +428,7 @@ mod tests {
         let blobs = open(&scratch);
         assert!(
             blobs
-                .complete(a, &Stop::default(), put(a, "a"))
+                .complete(a, &StopFlag::default(), put(a, "a"))
                 .expect("fetched")
         );
         let blobs = open(&scratch);
@@ -452,26 +452,26 @@ mod tests {
         let a = layer(b"a");
         assert!(
             blobs
-                .complete(a, &Stop::default(), put(a, "a"))
+                .complete(a, &StopFlag::default(), put(a, "a"))
                 .expect("fetched")
         );
         let later = clock::mono() + RESUME_TIME;
         // Half an hour later a pull that cannot unpack it asks for it once more.
-        blobs.lock().get_mut(&a).expect("known").arrived = Some(Mono(0));
+        blobs.lock().get_mut(&a).expect("known").arrived = Some(MonoTime(0));
         let claim = blobs.claim([a].into_iter());
-        let again = blobs.complete(a, &Stop::default(), |_| panic!("it is there"));
+        let again = blobs.complete(a, &StopFlag::default(), |_| panic!("it is there"));
         assert!(!again.expect("there"));
         assert_eq!(blobs.clear(NO_TIME, later).expect("clear"), 0, "in use");
         drop(claim);
         assert_eq!(
             blobs
-                .clear(RESUME_TIME, clock::mono().max(Mono(0) + RESUME_TIME))
+                .clear(RESUME_TIME, clock::mono().max(MonoTime(0) + RESUME_TIME))
                 .expect("clear"),
             1
         );
         // Nor does an attempt that brings nothing; one that brings something does.
         for (bytes, kept) in [("", 0), ("x", 1)] {
-            let fetched = blobs.complete(a, &Stop::default(), |path| {
+            let fetched = blobs.complete(a, &StopFlag::default(), |path| {
                 fs::write(path, bytes).expect("part");
                 Err(RegistryError::Cancelled)
             });
@@ -485,9 +485,9 @@ mod tests {
     fn what_is_left_is_limited() {
         let scratch = Scratch::new();
         let blobs = open(&scratch);
-        let layers: Vec<Wanted> = (0..6).map(|n: u8| layer(&[n])).collect();
+        let layers: Vec<BlobKey> = (0..6).map(|n: u8| layer(&[n])).collect();
         for (age, one) in layers.iter().enumerate() {
-            let fetched = blobs.complete(*one, &Stop::default(), put(*one, "x"));
+            let fetched = blobs.complete(*one, &StopFlag::default(), put(*one, "x"));
             assert!(fetched.expect("fetched"));
             let file = fs::File::options().append(true).open(blobs.whole(*one));
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age as u64);
@@ -510,14 +510,14 @@ mod tests {
         let started = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             let first = scope.spawn(|| {
-                blobs.complete(a, &Stop::default(), |path| {
+                blobs.complete(a, &StopFlag::default(), |path| {
                     started.wait();
                     fs::write(path, "half").expect("part");
                     Err(RegistryError::Cancelled)
                 })
             });
             started.wait();
-            let second = blobs.complete(a, &Stop::default(), |path| {
+            let second = blobs.complete(a, &StopFlag::default(), |path| {
                 assert_eq!(fs::read(path).expect("part"), b"half");
                 Ok(())
             });
@@ -532,7 +532,7 @@ mod tests {
         let scratch = Scratch::new();
         let blobs = open(&scratch);
         let a = layer(b"a");
-        let stop = Stop::default();
+        let stop = StopFlag::default();
         let fetched = blobs.complete(a, &stop, |path| {
             let second = std::thread::scope(|scope| {
                 let second = scope.spawn(|| blobs.complete(a, &stop, |_| panic!("under way")));
@@ -550,24 +550,24 @@ mod tests {
         let scratch = Scratch::new();
         let blobs = open(&scratch);
         let digest = Digest::of(b"abc");
-        let mine = Wanted::new(digest, 3, &Way::new("registry.example", None));
+        let mine = BlobKey::new(digest, 3, &RegistryAccess::new("registry.example", None));
         let half = |path: &Path| {
             fs::write(path, "ab").expect("part");
             Err(RegistryError::Cancelled)
         };
-        assert!(blobs.complete(mine, &Stop::default(), half).is_err());
+        assert!(blobs.complete(mine, &StopFlag::default(), half).is_err());
         // Another registry, or another size: neither sees it nor touches it, even at the same time.
         for other in [
-            Wanted::new(digest, 3, &Way::new("evil.example", None)),
-            Wanted::new(digest, 1, &Way::new("registry.example", None)),
+            BlobKey::new(digest, 3, &RegistryAccess::new("evil.example", None)),
+            BlobKey::new(digest, 1, &RegistryAccess::new("registry.example", None)),
         ] {
             let claims = (
                 blobs.claim([mine].into_iter()),
                 blobs.claim([other].into_iter()),
             );
-            let resumed = blobs.complete(mine, &Stop::default(), |path| {
+            let resumed = blobs.complete(mine, &StopFlag::default(), |path| {
                 assert_eq!(fs::read(path).expect("part"), b"ab");
-                let beside = blobs.complete(other, &Stop::default(), |path| {
+                let beside = blobs.complete(other, &StopFlag::default(), |path| {
                     assert!(!path.exists());
                     fs::write(path, "x").expect("part");
                     Err(RegistryError::Cancelled)
@@ -581,17 +581,17 @@ mod tests {
         }
         assert!(
             blobs
-                .complete(mine, &Stop::default(), |path| {
+                .complete(mine, &StopFlag::default(), |path| {
                     assert_eq!(fs::read(path).expect("part"), b"ab");
                     Ok(())
                 })
                 .expect("whole")
         );
         // Whole it is what its digest says, whoever sent it.
-        let other = Wanted::new(digest, 3, &Way::new("evil.example", None));
+        let other = BlobKey::new(digest, 3, &RegistryAccess::new("evil.example", None));
         assert!(
             !blobs
-                .complete(other, &Stop::default(), |_| panic!("there"))
+                .complete(other, &StopFlag::default(), |_| panic!("there"))
                 .expect("there")
         );
         assert_eq!(blobs.clear(NO_TIME, clock::mono()).expect("clear"), 2);
@@ -605,14 +605,14 @@ mod tests {
         let blobs = open(&scratch);
         assert!(
             blobs
-                .complete(a, &Stop::default(), put(a, "a"))
+                .complete(a, &StopFlag::default(), put(a, "a"))
                 .expect("fetched")
         );
         assert_eq!(open(&scratch).have(a), 1);
         let day = 24 * 3600 * 1_000_000_000;
-        let later = |days: i64| Wall(clock::wall().0 + days * day);
-        let reopened = |now| Blobs::open(&scratch.join("pulls"), now);
-        assert_eq!(reopened(Wall(0)).have(a), 1, "a clock that is not set");
+        let later = |days: i64| WallTime(clock::wall().0 + days * day);
+        let reopened = |now| BlobDirectory::open(&scratch.join("pulls"), now);
+        assert_eq!(reopened(WallTime(0)).have(a), 1, "a clock that is not set");
         assert_eq!(reopened(later(13)).have(a), 1);
         assert_eq!(reopened(later(15)).have(a), 0);
     }

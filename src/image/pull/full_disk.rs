@@ -13,8 +13,8 @@ use nix::mount::MsFlags;
 use super::tests::{Offer, Server, file, quick};
 use super::*;
 use crate::error::chain;
-use crate::image::error::{ImageError, Problem};
-use crate::image::import::{ImportOptions, Limits as ImportLimits};
+use crate::image::error::{ImageError, ImageProblem};
+use crate::image::import::{ImportLimits, ImportOptions};
 use crate::image::testing::{Scratch, docker_archive};
 use crate::sys::mount;
 
@@ -59,18 +59,18 @@ impl Disk {
         assert!(done.status.success(), "{how}: {done:?}");
     }
 
-    fn store(&self) -> Store {
+    fn store(&self) -> ImageStore {
         self.store_with(0)
     }
 
     /// Opens the store with `reserve_bytes` that stay free.
-    fn store_with(&self, reserve_bytes: u64) -> Store {
+    fn store_with(&self, reserve_bytes: u64) -> ImageStore {
         let limits = ImportLimits {
             reserve_bytes,
             ..ImportLimits::default()
         };
         loop {
-            match Store::open_with(&self.path().join("images"), limits.clone()) {
+            match ImageStore::open_with(&self.path().join("images"), limits.clone()) {
                 // The thread of the last pull is about to end.
                 Err(ImageError::Locked(_)) => thread::yield_now(),
                 store => return store.unwrap_or_else(|e| panic!("{}", chain(&e))),
@@ -99,11 +99,11 @@ impl Drop for Disk {
     }
 }
 
-fn puller(store: &Store) -> Puller {
-    Puller::new(store.clone(), quick(Settings::default()))
+fn puller(store: &ImageStore) -> Puller {
+    Puller::new(store.clone(), quick(PullSettings::default()))
 }
 
-fn pull(puller: &Puller, server: &Server) -> Outcome {
+fn pull(puller: &Puller, server: &Server) -> PullOutcome {
     let image = format!("{}/team/app:1", server.address);
     smol::block_on(puller.pull(&image, None))
 }
@@ -262,7 +262,7 @@ fn what_others_write_while_it_is_unpacked_counts() {
     let ImageError::Import { source, .. } = &error else {
         panic!("{}", chain(&error));
     };
-    assert!(matches!(**source, Problem::NoSpace { .. }), "{source}");
+    assert!(matches!(**source, ImageProblem::NoSpace { .. }), "{source}");
     assert!(error.is_transient() && store.list().is_empty());
     assert_eq!(disk.files("staging"), []);
     // With room it comes.

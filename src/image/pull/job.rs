@@ -17,27 +17,27 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use super::blobs::Wanted;
-use super::{Inner, OwnSlot, PullError, ways};
-use crate::api::Mono;
+use super::blobs::BlobKey;
+use super::{OwnFetchSlot, PullError, PullerShared, ways};
+use crate::api::MonoTime;
 use crate::api::oci::Descriptor;
 use crate::error::chain;
 use crate::image::digest::Digest;
-use crate::image::error::{ImageError, Problem};
+use crate::image::error::{ImageError, ImageProblem};
 use crate::image::import;
 use crate::image::plan::{
-    self, Documents, Located, MAX_JSON_TOTAL_BYTES, PlannedImage, PlannedLayer,
+    self, DocumentSource, LocatedProblem, MAX_JSON_TOTAL_BYTES, PlannedImage, PlannedLayer,
 };
-use crate::image::progress::{Stage, Tracker};
+use crate::image::progress::{ImageStage, Tracker};
 use crate::image::record::{ImageRecord, LayerRecord};
-use crate::image::reference::Reference;
-use crate::image::registry::blob::Fetch;
-use crate::image::registry::hosts::Endpoint;
-use crate::image::registry::http::Http;
-use crate::image::registry::session::{Session, Top};
-use crate::image::registry::{Credential, RegistryError};
-use crate::image::whose::{Shares, Way};
-use crate::net::pace::Stop;
+use crate::image::reference::ImageReference;
+use crate::image::registry::blob::BlobFetch;
+use crate::image::registry::hosts::RegistryEndpoint;
+use crate::image::registry::http::RegistryHttp;
+use crate::image::registry::session::{RegistrySession, TopManifest};
+use crate::image::registry::{RegistryCredential, RegistryError};
+use crate::image::whose::{LayerSharing, RegistryAccess};
+use crate::net::pace::StopFlag;
 use crate::sys::clock;
 
 /// Layers that one pull fetches at once. Pulls at the same time share all but one of each.
@@ -53,24 +53,24 @@ const PLAN_TIMEOUT: Duration = Duration::from_secs(600);
 const MAX_ROUNDS: usize = 3;
 
 /// A pull at work.
-pub(super) struct Job<'a> {
-    pub(super) inner: &'a Inner,
-    pub(super) reference: &'a Reference,
+pub(super) struct PullJob<'a> {
+    pub(super) inner: &'a PullerShared,
+    pub(super) reference: &'a ImageReference,
     /// Credential for the registry itself.
-    pub(super) credential: Option<&'a Credential>,
+    pub(super) credential: Option<&'a RegistryCredential>,
     pub(super) tracker: &'a Tracker,
-    pub(super) stop: &'a Arc<Stop>,
+    pub(super) stop: &'a Arc<StopFlag>,
 }
 
 /// An error, by the use of asking elsewhere.
-enum Failure {
+enum AttemptFailure {
     /// Fault of this endpoint or credential: another one may help.
     Here(RegistryError),
     /// Fault of the image or of this machine: no other endpoint helps.
     Final(PullError),
 }
 
-impl From<RegistryError> for Failure {
+impl From<RegistryError> for AttemptFailure {
     fn from(error: RegistryError) -> Self {
         if let RegistryError::Local { kind, .. } = &error {
             Self::Final(of_this_machine(*kind, error.to_string()))
@@ -82,7 +82,7 @@ impl From<RegistryError> for Failure {
     }
 }
 
-impl Job<'_> {
+impl PullJob<'_> {
     /// Pulls. Blocks for as long as the link takes.
     pub(super) fn run(&self) -> Result<Arc<ImageRecord>, PullError> {
         let settings = &self.inner.settings;
@@ -93,7 +93,7 @@ impl Job<'_> {
             .policy
             .check(self.reference)
             .map_err(|why| PullError::Failed(why.to_string()))?;
-        let http = Http::new(
+        let http = RegistryHttp::new(
             &settings.registries,
             &settings.proxies,
             settings.limits,
@@ -108,14 +108,15 @@ impl Job<'_> {
             &|endpoint| self.credentials(endpoint),
             &mut |session, endpoint, credential| {
                 // The node's own credentials are good for every pod.
-                let is_pods =
-                    |c: &&Credential| endpoint.mirrored.is_none() && !self.inner.node.is_own(c);
+                let is_pods = |c: &&RegistryCredential| {
+                    endpoint.mirrored.is_none() && !self.inner.node.is_own(c)
+                };
                 let own = credential.filter(is_pods);
-                let way = Way::new(self.reference.domain(), own);
+                let way = RegistryAccess::new(self.reference.domain(), own);
                 end = Some(match self.through(session, &way) {
                     Ok(image) => Ok(image),
-                    Err(Failure::Final(error)) => Err(error),
-                    Err(Failure::Here(error)) => {
+                    Err(AttemptFailure::Final(error)) => Err(error),
+                    Err(AttemptFailure::Here(error)) => {
                         log::debug!("image {} from {}: {error}", self.reference, endpoint.base);
                         return ControlFlow::Continue(error);
                     }
@@ -128,7 +129,7 @@ impl Job<'_> {
 
     /// Credentials to present at an endpoint, in order. A mirror gets what the node has for the mirror: a secret for
     /// the registry is none of its business.
-    fn credentials(&self, endpoint: &Endpoint) -> Vec<Credential> {
+    fn credentials(&self, endpoint: &RegistryEndpoint) -> Vec<RegistryCredential> {
         match &endpoint.mirrored {
             None => self.credential.cloned().into_iter().collect(),
             Some(_) => self.inner.credentials_at(
@@ -138,8 +139,12 @@ impl Job<'_> {
         }
     }
 
-    fn through(&self, session: &Session<'_>, way: &Way) -> Result<Arc<ImageRecord>, Failure> {
-        self.tracker.stage(Stage::Resolving);
+    fn through(
+        &self,
+        session: &RegistrySession<'_>,
+        way: &RegistryAccess,
+    ) -> Result<Arc<ImageRecord>, AttemptFailure> {
+        self.tracker.stage(ImageStage::Resolving);
         let store = &self.inner.store;
         if let Some(image) = self.unchanged(session, way)? {
             return Ok(image);
@@ -155,7 +160,7 @@ impl Job<'_> {
                 layer.member = wanted(blob, way).member();
             }
         }
-        let mut shares = Shares {
+        let mut shares = LayerSharing {
             way,
             confirmed: BTreeSet::new(),
         };
@@ -165,7 +170,7 @@ impl Job<'_> {
             let blobs = missing.iter().filter_map(|l| l.blob);
             let claim = self.inner.blobs.claim(blobs.map(|b| wanted(b, way)));
             self.fetch(session, way, &missing)?;
-            self.tracker.stage(Stage::Unpacking);
+            self.tracker.stage(ImageStage::Unpacking);
             let stop = self.stop;
             let mut tick = |p| {
                 self.tracker.set(p);
@@ -189,11 +194,11 @@ impl Job<'_> {
                     if !error.is_transient() {
                         claim.discard();
                     }
-                    return Err(Failure::Final(of_import(&error)));
+                    return Err(AttemptFailure::Final(of_import(&error)));
                 }
             }
         }
-        Err(Failure::Final(PullError::Failed(
+        Err(AttemptFailure::Final(PullError::Failed(
             "its layers were removed from the store while it was pulled".into(),
         )))
     }
@@ -201,9 +206,9 @@ impl Job<'_> {
     /// The store's image, if the name still leads to it: one request without a body.
     fn unchanged(
         &self,
-        session: &Session<'_>,
-        way: &Way,
-    ) -> Result<Option<Arc<ImageRecord>>, Failure> {
+        session: &RegistrySession<'_>,
+        way: &RegistryAccess,
+    ) -> Result<Option<Arc<ImageRecord>>, AttemptFailure> {
         let store = &self.inner.store;
         let digest = match self.reference.digest() {
             // The digest says which image it is; the registry is asked all the same, for it decides who may have it.
@@ -243,7 +248,7 @@ impl Job<'_> {
             Some(tag) if self.reference.digest().is_none() && !image.names.contains(&tag) => store
                 .tag(&image.id, &tag)
                 .map(Some)
-                .map_err(|e| Failure::Final(PullError::Failed(chain(&e)))),
+                .map_err(|e| AttemptFailure::Final(PullError::Failed(chain(&e)))),
             _ => Ok(Some(image)),
         }
     }
@@ -252,8 +257,12 @@ impl Job<'_> {
         self.inner.store.resolve(name).ok().flatten()
     }
 
-    fn plan(&self, session: &Session<'_>, top: &Top) -> Result<PlannedImage, Failure> {
-        let documents = Remote {
+    fn plan(
+        &self,
+        session: &RegistrySession<'_>,
+        top: &TopManifest,
+    ) -> Result<PlannedImage, AttemptFailure> {
+        let documents = RegistryDocuments {
             session,
             top,
             error: RefCell::new(None),
@@ -266,7 +275,7 @@ impl Job<'_> {
             Some(error) => error.into(),
             None => {
                 let place = place.map_or_else(String::new, |p| format!("{p}: "));
-                Failure::Final(PullError::Failed(format!("{place}{problem}")))
+                AttemptFailure::Final(PullError::Failed(format!("{place}{problem}")))
             }
         })
     }
@@ -274,10 +283,10 @@ impl Job<'_> {
     /// Fetches missing layers, several at once. The first error ends it; layers under way are finished.
     fn fetch(
         &self,
-        session: &Session<'_>,
-        way: &Way,
+        session: &RegistrySession<'_>,
+        way: &RegistryAccess,
         missing: &[PlannedLayer],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), AttemptFailure> {
         let sizes = missing.iter().filter_map(|l| l.blob);
         let total: u64 = sizes.clone().map(|(_, size)| size).sum();
         let have: u64 = sizes
@@ -285,15 +294,15 @@ impl Job<'_> {
             .sum();
         self.tracker.fetching(missing.len(), total);
         self.room(total.saturating_sub(have))
-            .map_err(|e| Failure::Final(of_this_machine(e.kind(), e.to_string())))?;
+            .map_err(|e| AttemptFailure::Final(of_this_machine(e.kind(), e.to_string())))?;
         let needs = total.saturating_sub(have);
         let gate = self.inner.settings.gate.as_deref();
-        let deferred = |why| Failure::Final(PullError::Deferred(why));
+        let deferred = |why| AttemptFailure::Final(PullError::Deferred(why));
         let admitted = gate.map(|gate| gate.admit(self.reference, needs));
         admitted.transpose().map_err(deferred)?;
         let fetched = self.fetch_all(session, way, missing);
         let Some(gate) = gate else {
-            return fetched.map_err(Failure::from);
+            return fetched.map_err(AttemptFailure::from);
         };
         gate.ended(needs);
         fetched.map_err(|e| match gate.go_on(self.reference) {
@@ -304,11 +313,11 @@ impl Job<'_> {
 
     fn fetch_all(
         &self,
-        session: &Session<'_>,
-        way: &Way,
+        session: &RegistrySession<'_>,
+        way: &RegistryAccess,
         missing: &[PlannedLayer],
     ) -> Result<(), RegistryError> {
-        let own = OwnSlot::default();
+        let own = OwnFetchSlot::default();
         let next = Mutex::new(0);
         let failed = Mutex::new(None);
         let work = || {
@@ -354,10 +363,10 @@ impl Job<'_> {
 
     fn fetch_one(
         &self,
-        session: &Session<'_>,
-        way: &Way,
+        session: &RegistrySession<'_>,
+        way: &RegistryAccess,
         layer: &PlannedLayer,
-        own: &OwnSlot,
+        own: &OwnFetchSlot,
     ) -> Result<(), RegistryError> {
         let Some((digest, size)) = layer.blob else {
             return Ok(());
@@ -369,7 +378,7 @@ impl Job<'_> {
         };
         let fetched = self.inner.blobs.complete(wanted, self.stop, |part| {
             let slot = RefCell::new(Some(take()?));
-            Fetch {
+            BlobFetch {
                 digest,
                 size,
                 part,
@@ -422,7 +431,7 @@ impl Job<'_> {
     }
 
     /// Returns true if all layers are in the store or lie fetched. An import that failed then had another reason.
-    fn all_here(&self, planned: &PlannedImage, shares: &Shares<'_>) -> bool {
+    fn all_here(&self, planned: &PlannedImage, shares: &LayerSharing<'_>) -> bool {
         import::missing(&self.inner.store, planned, shares)
             .iter()
             .filter_map(|layer| layer.blob)
@@ -433,7 +442,12 @@ impl Job<'_> {
     }
 
     /// Asks the registry for layers that came from it with another pod's credential. One that it does not confirm is fetched.
-    fn confirm(&self, session: &Session<'_>, planned: &PlannedImage, shares: &mut Shares<'_>) {
+    fn confirm(
+        &self,
+        session: &RegistrySession<'_>,
+        planned: &PlannedImage,
+        shares: &mut LayerSharing<'_>,
+    ) {
         for blob in import::to_confirm(&self.inner.store, planned, shares) {
             match session.head_blob(blob) {
                 Ok(()) => drop(shares.confirmed.insert(blob)),
@@ -444,25 +458,25 @@ impl Job<'_> {
 }
 
 /// A layer of digest and size, as the registry of the image has it.
-fn wanted((digest, size): (Digest, u64), way: &Way) -> Wanted {
-    Wanted::new(digest, size, way)
+fn wanted((digest, size): (Digest, u64), way: &RegistryAccess) -> BlobKey {
+    BlobKey::new(digest, size, way)
 }
 
 /// Documents from the registry, as the plan asks for them.
-struct Remote<'a> {
-    session: &'a Session<'a>,
-    top: &'a Top,
+struct RegistryDocuments<'a> {
+    session: &'a RegistrySession<'a>,
+    top: &'a TopManifest,
     /// The plan knows problems only.
     error: RefCell<Option<RegistryError>>,
     /// Number of documents read from the registry, and their bytes.
     read: Cell<(usize, u64)>,
-    end: Mono,
+    end: MonoTime,
 }
 
-impl Remote<'_> {
+impl RegistryDocuments<'_> {
     /// Checks that another document may be read: by number, bytes and time.
-    fn budget(&self) -> Result<(), Problem> {
-        let limit = |what, limit| Err(Problem::Limit { what, limit });
+    fn budget(&self) -> Result<(), ImageProblem> {
+        let limit = |what, limit| Err(ImageProblem::Limit { what, limit });
         let (documents, bytes) = self.read.get();
         if documents >= MAX_DOCUMENTS {
             return limit("documents for an image", MAX_DOCUMENTS as u64);
@@ -477,8 +491,8 @@ impl Remote<'_> {
     }
 }
 
-impl Documents for Remote<'_> {
-    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), Located> {
+impl DocumentSource for RegistryDocuments<'_> {
+    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), LocatedProblem> {
         let digest = Digest::parse(&descriptor.digest)
             .map_err(|why| (Some(descriptor.digest.clone()), why.into()))?;
         if descriptor.digest == self.top.descriptor.digest {
@@ -501,7 +515,7 @@ impl Documents for Remote<'_> {
                 Ok((digest, Cow::Owned(bytes)))
             }
             Err(error) => {
-                let problem = Problem::Damaged(error.to_string());
+                let problem = ImageProblem::Damaged(error.to_string());
                 *self.error.borrow_mut() = Some(error);
                 Err((None, problem))
             }

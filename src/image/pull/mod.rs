@@ -33,26 +33,26 @@ use std::thread;
 
 use smol::channel::{Receiver, Sender};
 
-use self::absent::Absent;
-use self::blobs::Blobs;
-use self::job::Job;
+use self::absent::AbsentServers;
+use self::blobs::BlobDirectory;
+use self::job::PullJob;
 use self::node::NodeCredentials;
-use super::progress::{Progress, Tracker};
-use super::reference::Reference;
+use super::progress::{ImageProgress, Tracker};
+use super::reference::ImageReference;
 use super::registry::pace::Throttle;
-use super::registry::{Credential, Limits, Registries, RegistryError};
-use super::store::Store;
+use super::registry::{RegistriesConfig, RegistryCredential, RegistryError, RegistryTimeLimits};
+use super::store::ImageStore;
 use crate::net::ProxyVariables;
-use crate::net::pace::Stop;
+use crate::net::pace::StopFlag;
 use crate::sys::clock;
 
-pub use self::artifact::{Artifact, ArtifactError, Files};
+pub use self::artifact::{ArtifactError, ArtifactFiles, ArtifactReader};
 pub use self::blobs::RESUME_TIME;
 pub use self::job::MAX_LAYERS_AT_ONCE;
 #[cfg(any(test, fuzzing))]
 pub(in crate::image) use self::node::fuzz;
-pub use self::node::{Provider, Providers};
-pub use self::policy::{Forbidden, Policy};
+pub use self::node::{CredentialProvider, CredentialProviders};
+pub use self::policy::{ImagePolicyError, NodeImagePolicy};
 
 /// Pulls at once if the configuration names no limit: each has threads of its own.
 pub const MAX_PARALLEL: usize = 16;
@@ -65,44 +65,44 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// Settings of pulls.
 #[derive(Default)]
-pub struct Settings {
+pub struct PullSettings {
     /// Mirrors, TLS, credentials by host.
-    pub registries: Registries,
+    pub registries: RegistriesConfig,
     /// Proxies.
     pub proxies: ProxyVariables,
     /// Docker configurations of the node; the first that exists counts.
     pub docker_configs: Vec<PathBuf>,
     /// Credential plugins.
-    pub providers: Providers,
+    pub providers: CredentialProviders,
     /// Images that may be pulled.
-    pub policy: Policy,
+    pub policy: NodeImagePolicy,
     /// Bytes per second over all pulls; `None`: as fast as it goes.
     pub bytes_per_second: Option<u64>,
     /// Pulls at once, at least 1; `None`: [`MAX_PARALLEL`].
     pub parallel: Option<u32>,
     /// Time limits of single exchanges.
-    pub limits: Limits,
+    pub limits: RegistryTimeLimits,
     /// Gate that says whether bytes may be fetched; `None`: they always may.
-    pub gate: Option<Arc<dyn Gate>>,
+    pub gate: Option<Arc<dyn FetchGate>>,
 }
 
 /// The link has no bytes left for an image: how many it needs, and when it goes on, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct NoBytes(pub String);
+pub struct LinkBudgetRefusal(pub String);
 
 /// Says whether bytes may be fetched. Asked by threads of pulls.
-pub trait Gate: Send + Sync {
-    /// Asks to fetch `bytes` that are missing of an image. If admitted, [`Gate::ended`] is told at the end.
+pub trait FetchGate: Send + Sync {
+    /// Asks to fetch `bytes` that are missing of an image. If admitted, [`FetchGate::ended`] is told at the end.
     ///
     /// # Errors
     /// The bytes have to wait.
-    fn admit(&self, reference: &Reference, bytes: u64) -> Result<(), NoBytes>;
+    fn admit(&self, reference: &ImageReference, bytes: u64) -> Result<(), LinkBudgetRefusal>;
     /// Asks whether an admitted fetch may go on.
     ///
     /// # Errors
     /// The rest has to wait.
-    fn go_on(&self, reference: &Reference) -> Result<(), NoBytes>;
+    fn go_on(&self, reference: &ImageReference) -> Result<(), LinkBudgetRefusal>;
     /// A fetch that was admitted is over, however it ended.
     fn ended(&self, bytes: u64);
 }
@@ -128,54 +128,54 @@ pub enum PullError {
     Full(String),
     /// The link has no bytes left for it today (waiting reason `PullDeferred`).
     #[error(transparent)]
-    Deferred(NoBytes),
+    Deferred(LinkBudgetRefusal),
     /// Anything else (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Failed(String),
 }
 
 /// `sha256:` and the digest of the image's configuration.
-type Outcome = Result<String, PullError>;
+type PullOutcome = Result<String, PullError>;
 
 /// Pulls images into a store. Clones share it.
 #[derive(Clone)]
 pub struct Puller {
-    inner: Arc<Inner>,
+    inner: Arc<PullerShared>,
 }
 
-struct Inner {
-    store: Store,
-    settings: Settings,
+struct PullerShared {
+    store: ImageStore,
+    settings: PullSettings,
     /// Directory whose `blobs/sha256` holds the arrived layers.
     layout: PathBuf,
-    blobs: Blobs,
+    blobs: BlobDirectory,
     node: NodeCredentials,
     throttle: Throttle,
-    absent: Absent,
-    slots: Slots,
-    queue: Mutex<Queue>,
+    absent: AbsentServers,
+    slots: FetchSlots,
+    queue: Mutex<PullQueue>,
 }
 
 #[derive(Default)]
-struct Queue {
+struct PullQueue {
     running: usize,
-    waiting: VecDeque<Arc<Flight>>,
+    waiting: VecDeque<Arc<SharedPull>>,
     /// Pulls that run or wait, by reference and credential.
-    flights: BTreeMap<(String, Option<String>), Arc<Flight>>,
+    flights: BTreeMap<(String, Option<String>), Arc<SharedPull>>,
     /// Pulls that run, were told to end, and were asked for again meanwhile: at most as many as run.
-    ending: Vec<Arc<Flight>>,
+    ending: Vec<Arc<SharedPull>>,
 }
 
 /// A pull with its waiters.
-struct Flight {
-    reference: Reference,
-    credential: Option<Credential>,
+struct SharedPull {
+    reference: ImageReference,
+    credential: Option<RegistryCredential>,
     tracker: Tracker,
-    outcome: OnceLock<Outcome>,
+    outcome: OnceLock<PullOutcome>,
     /// Number of waiters; changed with the queue locked.
     waiting: AtomicUsize,
     /// Tells it to end.
-    stop: Arc<Stop>,
+    stop: Arc<StopFlag>,
     /// Closed at the end, which wakes all.
     done: Receiver<()>,
     doing: Sender<()>,
@@ -184,16 +184,16 @@ struct Flight {
 impl Puller {
     /// Makes a puller for `store`; removes layers of pulls that were not asked for again. Touches the disk.
     #[must_use]
-    pub fn new(store: Store, settings: Settings) -> Self {
+    pub fn new(store: ImageStore, settings: PullSettings) -> Self {
         let layout = store.root().join("pulls");
-        let blobs = Blobs::open(&layout, clock::wall());
+        let blobs = BlobDirectory::open(&layout, clock::wall());
         let node = NodeCredentials::new(&settings);
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(PullerShared {
                 throttle: Throttle::new(settings.bytes_per_second),
-                slots: Slots::new(MAX_LAYERS_AT_ONCE - 1),
-                queue: Mutex::new(Queue::default()),
-                absent: Absent::default(),
+                slots: FetchSlots::new(MAX_LAYERS_AT_ONCE - 1),
+                queue: Mutex::new(PullQueue::default()),
+                absent: AbsentServers::default(),
                 store,
                 settings,
                 layout,
@@ -206,7 +206,7 @@ impl Puller {
     /// The node's own credentials for an image, in the order in which they are tried: docker's configuration, plugins,
     /// the configuration of the registry. Blocks on programs.
     #[must_use]
-    pub fn node_credentials(&self, reference: &str) -> Vec<Credential> {
+    pub fn node_credentials(&self, reference: &str) -> Vec<RegistryCredential> {
         let found = credentials_for(&self.inner.settings, &self.inner.node, reference);
         self.inner.node.hand_out(&found);
         found
@@ -218,10 +218,14 @@ impl Puller {
     ///
     /// # Errors
     /// See [`PullError`].
-    pub async fn pull(&self, reference: &str, credential: Option<Credential>) -> Outcome {
+    pub async fn pull(
+        &self,
+        reference: &str,
+        credential: Option<RegistryCredential>,
+    ) -> PullOutcome {
         let reference =
-            Reference::parse(reference).map_err(|e| PullError::Invalid(e.to_string()))?;
-        let seat = Seat {
+            ImageReference::parse(reference).map_err(|e| PullError::Invalid(e.to_string()))?;
+        let seat = PullWaiter {
             inner: &self.inner,
             flight: self.board(reference, credential),
         };
@@ -236,8 +240,8 @@ impl Puller {
 
     /// Progress of the pull of `reference`, if one is under way.
     #[must_use]
-    pub fn progress(&self, reference: &str) -> Option<Progress> {
-        let wanted = Reference::parse(reference).ok()?;
+    pub fn progress(&self, reference: &str) -> Option<ImageProgress> {
+        let wanted = ImageReference::parse(reference).ok()?;
         let queue = self.inner.lock();
         queue
             .flights
@@ -249,7 +253,7 @@ impl Puller {
     /// Returns true if a pull of `reference` may still bring its image, also one without waiters.
     #[must_use]
     pub fn is_pulling(&self, reference: &str) -> bool {
-        let Ok(wanted) = Reference::parse(reference) else {
+        let Ok(wanted) = ImageReference::parse(reference) else {
             return false;
         };
         let queue = self.inner.lock();
@@ -266,8 +270,12 @@ impl Puller {
         self.inner.blobs.clear(unused, clock::mono())
     }
 
-    fn board(&self, reference: Reference, credential: Option<Credential>) -> Arc<Flight> {
-        let digest = credential.as_ref().map(Credential::digest);
+    fn board(
+        &self,
+        reference: ImageReference,
+        credential: Option<RegistryCredential>,
+    ) -> Arc<SharedPull> {
+        let digest = credential.as_ref().map(RegistryCredential::digest);
         let key = (reference.to_string(), digest);
         let mut queue = self.inner.lock();
         // A pull without waiters is about to end: this pull comes behind it.
@@ -277,7 +285,7 @@ impl Puller {
         }
         let full = queue.waiting.len() >= MAX_WAITING;
         let (doing, done) = smol::channel::bounded(1);
-        let flight = Arc::new(Flight {
+        let flight = Arc::new(SharedPull {
             reference,
             credential,
             tracker: Tracker::default(),
@@ -318,32 +326,32 @@ impl Puller {
 }
 
 /// The node's own credentials, for images that another program pulls.
-pub struct NodeKeys {
-    settings: Settings,
+pub struct NodeCredentialLookup {
+    settings: PullSettings,
     node: NodeCredentials,
 }
 
-impl NodeKeys {
+impl NodeCredentialLookup {
     /// Makes the keys of a node with these settings.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: PullSettings) -> Self {
         let node = NodeCredentials::new(&settings);
         Self { settings, node }
     }
 
     /// All credentials for an image, in the order in which they are tried. Blocks on programs.
     #[must_use]
-    pub fn lookup(&self, reference: &str) -> Vec<Credential> {
+    pub fn lookup(&self, reference: &str) -> Vec<RegistryCredential> {
         credentials_for(&self.settings, &self.node, reference)
     }
 }
 
 fn credentials_for(
-    settings: &Settings,
+    settings: &PullSettings,
     node: &NodeCredentials,
     reference: &str,
-) -> Vec<Credential> {
-    let Ok(reference) = Reference::parse(reference) else {
+) -> Vec<RegistryCredential> {
+    let Ok(reference) = ImageReference::parse(reference) else {
         return Vec::new();
     };
     let endpoints = settings.registries.endpoints(&reference);
@@ -353,11 +361,11 @@ fn credentials_for(
 }
 
 fn credentials_at(
-    settings: &Settings,
+    settings: &PullSettings,
     node: &NodeCredentials,
     image: &str,
     authority: &str,
-) -> Vec<Credential> {
+) -> Vec<RegistryCredential> {
     let mut all = node.credentials(image);
     let host = settings.registries.host(authority);
     let configured = host.and_then(|host| host.auth.clone());
@@ -365,9 +373,9 @@ fn credentials_at(
     all
 }
 
-impl Inner {
+impl PullerShared {
     /// The node's own credentials for `image` (domain and path) at `authority`.
-    fn credentials_at(&self, image: &str, authority: &str) -> Vec<Credential> {
+    fn credentials_at(&self, image: &str, authority: &str) -> Vec<RegistryCredential> {
         credentials_at(&self.settings, &self.node, image, authority)
     }
 
@@ -389,7 +397,7 @@ impl Inner {
                 };
                 flight
             };
-            let job = Job {
+            let job = PullJob {
                 inner: self,
                 reference: &flight.reference,
                 credential: flight.credential.as_ref(),
@@ -401,14 +409,14 @@ impl Inner {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, PullQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Queue {
+impl PullQueue {
     /// Ends a flight: a pull that is asked for from now on starts another one.
-    fn land(&mut self, flight: &Arc<Flight>, outcome: Outcome) {
+    fn land(&mut self, flight: &Arc<SharedPull>, outcome: PullOutcome) {
         self.flights.retain(|_, other| !Arc::ptr_eq(other, flight));
         self.ending.retain(|other| !Arc::ptr_eq(other, flight));
         // Only its own thread ends a flight.
@@ -418,18 +426,18 @@ impl Queue {
 }
 
 /// A place in a flight; the last one that is dropped ends it.
-struct Seat<'a> {
-    inner: &'a Inner,
-    flight: Arc<Flight>,
+struct PullWaiter<'a> {
+    inner: &'a PullerShared,
+    flight: Arc<SharedPull>,
 }
 
-impl Drop for Seat<'_> {
+impl Drop for PullWaiter<'_> {
     fn drop(&mut self) {
         let mut queue = self.inner.lock();
         if self.flight.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.flight.stop.stop();
             // Not begun, it need not begin.
-            let is_this = |other: &Arc<Flight>| Arc::ptr_eq(other, &self.flight);
+            let is_this = |other: &Arc<SharedPull>| Arc::ptr_eq(other, &self.flight);
             if queue.waiting.iter().any(is_this) {
                 queue.waiting.retain(|other| !is_this(other));
                 let cancelled = RegistryError::Cancelled.to_string();
@@ -442,22 +450,22 @@ impl Drop for Seat<'_> {
 /// Places to fetch a layer. Each pull has one of its own, so that no slow registry keeps pulls from others waiting; the
 /// rest goes to the first that asks.
 #[derive(Debug)]
-struct Slots {
+struct FetchSlots {
     shared: Mutex<usize>,
     bell: Condvar,
 }
 
 /// The place that a pull has for itself.
 #[derive(Debug, Default)]
-struct OwnSlot(AtomicBool);
+struct OwnFetchSlot(AtomicBool);
 
 /// A place, given back when dropped.
-struct Slot<'a> {
-    slots: &'a Slots,
-    own: Option<&'a OwnSlot>,
+struct FetchSlot<'a> {
+    slots: &'a FetchSlots,
+    own: Option<&'a OwnFetchSlot>,
 }
 
-impl Slots {
+impl FetchSlots {
     const fn new(shared: usize) -> Self {
         Self {
             shared: Mutex::new(shared),
@@ -466,21 +474,21 @@ impl Slots {
     }
 
     /// Waits for a place. `None`: the pull was told to stop first.
-    fn take<'a>(&'a self, own: &'a OwnSlot, stop: &Stop) -> Option<Slot<'a>> {
+    fn take<'a>(&'a self, own: &'a OwnFetchSlot, stop: &StopFlag) -> Option<FetchSlot<'a>> {
         let mut shared = self.lock();
         loop {
             if stop.is_stopped() {
                 return None;
             }
             if !own.0.swap(true, Ordering::Relaxed) {
-                return Some(Slot {
+                return Some(FetchSlot {
                     slots: self,
                     own: Some(own),
                 });
             }
             if *shared > 0 {
                 *shared -= 1;
-                return Some(Slot {
+                return Some(FetchSlot {
                     slots: self,
                     own: None,
                 });
@@ -497,7 +505,7 @@ impl Slots {
     }
 }
 
-impl Drop for Slot<'_> {
+impl Drop for FetchSlot<'_> {
     fn drop(&mut self) {
         let mut shared = self.slots.lock();
         match self.own {

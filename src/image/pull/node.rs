@@ -15,11 +15,13 @@ use std::sync::{Mutex, PoisonError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::Settings;
-use crate::api::Mono;
-use crate::api::strict::{TextError, WrongValue, from_json, typed};
+use super::PullSettings;
+use crate::api::MonoTime;
+use crate::api::strict::{JsonTextError, WrongValue, from_json, typed};
 use crate::image::registry::hosts::aliases;
-use crate::image::registry::keyring::{self, Credential, DockerConfig, Keyring, MAX_CONFIG_BYTES};
+use crate::image::registry::keyring::{
+    self, DockerConfig, Keyring, MAX_CONFIG_BYTES, RegistryCredential,
+};
 use crate::sys::{child, clock};
 
 /// Time that a plugin or helper has. The kubelet's own limit.
@@ -42,15 +44,15 @@ const PROVIDER_API: &str = "credentialprovider.kubelet.k8s.io/v1";
 
 /// Credential plugins, from a `CredentialProviderConfig`.
 #[derive(Clone, Debug, Default)]
-pub struct Providers {
-    list: Vec<Provider>,
+pub struct CredentialProviders {
+    list: Vec<CredentialProvider>,
     dir: PathBuf,
 }
 
 /// A credential plugin.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Provider {
+pub struct CredentialProvider {
     /// File in the plugin directory.
     pub name: String,
     /// Patterns of images that it is asked for.
@@ -62,7 +64,7 @@ pub struct Provider {
     /// Arguments.
     pub args: Vec<String>,
     /// Environment.
-    pub env: Vec<Variable>,
+    pub env: Vec<ProviderVariable>,
     /// Wants tokens of service accounts: not supported.
     pub token_attributes: Option<Value>,
 }
@@ -70,14 +72,14 @@ pub struct Provider {
 /// An environment variable.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct Variable {
+pub struct ProviderVariable {
     /// Name.
     pub name: String,
     /// Value.
     pub value: String,
 }
 
-impl Providers {
+impl CredentialProviders {
     /// Reads a `CredentialProviderConfig`; `dir` holds the programs.
     ///
     /// # Errors
@@ -85,12 +87,13 @@ impl Providers {
     pub fn parse(document: &Value, dir: PathBuf) -> Result<Self, WrongValue> {
         #[derive(Default, Deserialize)]
         #[serde(rename_all = "camelCase", default)]
-        struct Document {
+        struct ProviderConfigDocument {
             api_version: String,
             kind: String,
-            providers: Vec<Provider>,
+            providers: Vec<CredentialProvider>,
         }
-        let document: Document = typed(document).map_err(WrongValue::without_value)?;
+        let document: ProviderConfigDocument =
+            typed(document).map_err(WrongValue::without_value)?;
         if document.kind != "CredentialProviderConfig"
             || document.api_version != "kubelet.config.k8s.io/v1"
         {
@@ -135,7 +138,7 @@ impl Providers {
 
 /// Reason why a program that knows credentials is of no help. Never has the program's output.
 #[derive(Debug, thiserror::Error)]
-enum AskError {
+enum CredentialProgramError {
     /// The docker configuration: no name of a file.
     #[error("its name is not one")]
     Name,
@@ -150,7 +153,7 @@ enum AskError {
     Code(i32),
     /// The program: no JSON of the right kind.
     #[error("its answer is not one: {0}")]
-    Answer(TextError),
+    Answer(JsonTextError),
     /// The program: JSON of another kind, or of another version.
     #[error("it answers with {0:?} {1:?}")]
     Kind(String, String),
@@ -160,21 +163,21 @@ enum AskError {
 }
 
 /// Answers by plugin and cache key, each with the time until which it holds.
-type Cache = BTreeMap<(String, String), (Mono, Vec<(String, Credential)>)>;
+type ProviderCache = BTreeMap<(String, String), (MonoTime, Vec<(String, RegistryCredential)>)>;
 
 /// Credentials that the node itself has.
 pub(super) struct NodeCredentials {
     docker_configs: Vec<PathBuf>,
-    providers: Providers,
+    providers: CredentialProviders,
     /// Environment of all programs, besides what is configured for one.
     environment: Vec<(&'static str, String)>,
-    cache: Mutex<Cache>,
+    cache: Mutex<ProviderCache>,
     /// Digests of credentials that were handed out: the node's own, not a pod's.
     handed: Mutex<BTreeSet<String>>,
 }
 
 impl NodeCredentials {
-    pub(super) fn new(settings: &Settings) -> Self {
+    pub(super) fn new(settings: &PullSettings) -> Self {
         Self {
             docker_configs: settings.docker_configs.clone(),
             providers: settings.providers.clone(),
@@ -186,23 +189,23 @@ impl NodeCredentials {
 
     /// Remembers credentials that are handed out, for a caller that uses them among others. If they become too many,
     /// all are forgotten and count as a pod's.
-    pub(super) fn hand_out(&self, credentials: &[Credential]) {
+    pub(super) fn hand_out(&self, credentials: &[RegistryCredential]) {
         let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
         if handed.len() + credentials.len() > MAX_HANDED {
             handed.clear();
         }
-        handed.extend(credentials.iter().map(Credential::digest));
+        handed.extend(credentials.iter().map(RegistryCredential::digest));
     }
 
     /// Returns true if the credential was handed out as the node's own.
-    pub(super) fn is_own(&self, credential: &Credential) -> bool {
+    pub(super) fn is_own(&self, credential: &RegistryCredential) -> bool {
         let handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
         handed.contains(&credential.digest())
     }
 
     /// All credentials for `image` (domain and path), in the order in which they are tried. Blocks on programs.
     /// A program that fails is logged and left out: a pull without credentials may work.
-    pub(super) fn credentials(&self, image: &str) -> Vec<Credential> {
+    pub(super) fn credentials(&self, image: &str) -> Vec<RegistryCredential> {
         let mut ring = Keyring::default();
         if let Some(config) = self.docker_config() {
             let helped = helpers(&config, image);
@@ -247,7 +250,11 @@ impl NodeCredentials {
         None
     }
 
-    fn ask(&self, provider: &Provider, image: &str) -> Result<Vec<(String, Credential)>, AskError> {
+    fn ask(
+        &self,
+        provider: &CredentialProvider,
+        image: &str,
+    ) -> Result<Vec<(String, RegistryCredential)>, CredentialProgramError> {
         let now = clock::mono();
         let registry = image.split('/').next().unwrap_or(image);
         {
@@ -266,15 +273,14 @@ impl NodeCredentials {
             "Image" => image,
             "Registry" => registry,
             "Global" => "",
-            other => return Err(AskError::Field("cacheKeyType", other.into())),
+            other => return Err(CredentialProgramError::Field("cacheKeyType", other.into())),
         };
         let holds = match &answer.cache_duration {
-            Some(text) => {
-                duration(text).ok_or_else(|| AskError::Field("cacheDuration", text.clone()))?
-            }
+            Some(text) => duration(text)
+                .ok_or_else(|| CredentialProgramError::Field("cacheDuration", text.clone()))?,
             None => duration(&provider.default_cache_duration).unwrap_or_default(),
         };
-        let auths: Vec<(String, Credential)> = answer.auth.into_iter().collect();
+        let auths: Vec<(String, RegistryCredential)> = answer.auth.into_iter().collect();
         let mut cache = self.lock();
         if !holds.is_zero() && cache.len() < MAX_CACHED {
             cache.insert(
@@ -285,7 +291,7 @@ impl NodeCredentials {
         Ok(auths)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Cache> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ProviderCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -297,7 +303,7 @@ struct ProviderAnswer {
     api_version: String,
     cache_key_type: String,
     cache_duration: Option<String>,
-    auth: BTreeMap<String, Credential>,
+    auth: BTreeMap<String, RegistryCredential>,
 }
 
 fn provider_request(image: &str) -> String {
@@ -310,7 +316,7 @@ fn provider_request(image: &str) -> String {
 }
 
 fn provider_command(
-    provider: &Provider,
+    provider: &CredentialProvider,
     dir: &Path,
     environment: &[(&str, String)],
 ) -> child::Command {
@@ -332,11 +338,14 @@ fn with_environment(command: child::Command, environment: &[(&str, String)]) -> 
         .fold(command, |command, (name, value)| command.env(name, value))
 }
 
-fn provider_answer(bytes: &[u8]) -> Result<ProviderAnswer, AskError> {
+fn provider_answer(bytes: &[u8]) -> Result<ProviderAnswer, CredentialProgramError> {
     let answer: ProviderAnswer =
-        from_json(bytes).map_err(|e| AskError::Answer(e.without_value()))?;
+        from_json(bytes).map_err(|e| CredentialProgramError::Answer(e.without_value()))?;
     if answer.kind != "CredentialProviderResponse" || answer.api_version != PROVIDER_API {
-        return Err(AskError::Kind(answer.kind, answer.api_version));
+        return Err(CredentialProgramError::Kind(
+            answer.kind,
+            answer.api_version,
+        ));
     }
     Ok(answer)
 }
@@ -366,51 +375,52 @@ fn ask_helper(
     program: &str,
     server: &str,
     environment: &[(&str, String)],
-) -> Result<Credential, AskError> {
+) -> Result<RegistryCredential, CredentialProgramError> {
     if program.is_empty() || program.contains('/') {
-        return Err(AskError::Name);
+        return Err(CredentialProgramError::Name);
     }
     let file = format!("docker-credential-{program}");
     let path = HELPER_DIRS
         .iter()
         .map(|dir| Path::new(dir).join(&file))
         .find(|path| path.exists())
-        .ok_or(AskError::Missing)?;
+        .ok_or(CredentialProgramError::Missing)?;
     let command = with_environment(child::Command::new(path).arg("get"), environment);
     helper_answer(&exec(command, server.to_owned())?)
 }
 
-fn helper_answer(bytes: &[u8]) -> Result<Credential, AskError> {
+fn helper_answer(bytes: &[u8]) -> Result<RegistryCredential, CredentialProgramError> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "PascalCase", default)]
-    struct Answer {
+    struct HelperAnswer {
         username: String,
         secret: String,
     }
-    let answer: Answer = from_json(bytes).map_err(|e| AskError::Answer(e.without_value()))?;
+    let answer: HelperAnswer =
+        from_json(bytes).map_err(|e| CredentialProgramError::Answer(e.without_value()))?;
     Ok(if answer.username == "<token>" {
-        Credential {
+        RegistryCredential {
             identity_token: answer.secret,
-            ..Credential::default()
+            ..RegistryCredential::default()
         }
     } else {
-        Credential {
+        RegistryCredential {
             username: answer.username,
             password: answer.secret,
-            ..Credential::default()
+            ..RegistryCredential::default()
         }
     })
 }
 
 /// Runs a program to its end. Errors: the end in words, without the program's output, which may hold secrets.
-fn exec(command: child::Command, input: String) -> Result<Vec<u8>, AskError> {
+fn exec(command: child::Command, input: String) -> Result<Vec<u8>, CredentialProgramError> {
     let command = command
-        .stdin(child::Input::Bytes(input.into_bytes()))
+        .stdin(child::ChildInput::Bytes(input.into_bytes()))
         .capture(MAX_ANSWER_BYTES);
     let output = async_io::block_on(child::run(command, Some(EXEC_TIMEOUT)))
-        .map_err(|e| AskError::Run(e.kind()))?;
+        .map_err(|e| CredentialProgramError::Run(e.kind()))?;
     if output.code() != 0 {
-        return Err(AskError::Code(output.code()));
+        return Err(CredentialProgramError::Code(output.code()));
     }
     Ok(output.stdout)
 }
@@ -458,7 +468,7 @@ pub(in crate::image) mod fuzz {
         let helper = helper_answer(data).map(|c| c.is_empty().to_string());
         let providers = document.map_or_else(String::new, |document| {
             kind(
-                Providers::parse(document, "/plugins".into()).map(|providers| {
+                CredentialProviders::parse(document, "/plugins".into()).map(|providers| {
                     for provider in &providers.list {
                         assert!(!provider.name.contains('/') && provider.name != "..");
                         assert!(duration(&provider.default_cache_duration).is_some());
@@ -530,9 +540,10 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
                 asked.display()
             ),
         );
-        let settings = Settings {
-            providers: Providers::parse(&document("plugin"), scratch.0.clone()).expect("config"),
-            ..Settings::default()
+        let settings = PullSettings {
+            providers: CredentialProviders::parse(&document("plugin"), scratch.0.clone())
+                .expect("config"),
+            ..PullSettings::default()
         };
         let node = NodeCredentials::new(&settings);
         assert_eq!(users(&node, "a.example/x"), ["robot"]);
@@ -556,9 +567,9 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
         // IMG-13
         let scratch = Scratch::new();
         let path = scratch.join("config.json");
-        let settings = Settings {
+        let settings = PullSettings {
             docker_configs: vec![scratch.join("absent"), path.clone()],
-            ..Settings::default()
+            ..PullSettings::default()
         };
         let node = NodeCredentials::new(&settings);
         assert_eq!(users(&node, "a.io/x"), Vec::<String>::new());
@@ -582,13 +593,13 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
         document["providers"][0]["env"] = json!([
             {"name": "WHO", "value": "robot"}, {"name": "PATH", "value": "/bin"},
         ]);
-        let node = NodeCredentials::new(&Settings {
-            providers: Providers::parse(&document, scratch.0.clone()).expect("config"),
+        let node = NodeCredentials::new(&PullSettings {
+            providers: CredentialProviders::parse(&document, scratch.0.clone()).expect("config"),
             proxies: ProxyVariables {
                 https: "http://proxy:1".into(),
                 ..ProxyVariables::default()
             },
-            ..Settings::default()
+            ..PullSettings::default()
         });
         assert_eq!(
             users(&node, "a.example/b"),
@@ -615,7 +626,7 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
         ];
         let answers = answers.map(|result| result.expect_err("wrong").to_string());
         let document = json!({"configs": {"a": {"auth": {"password": 7316873}}}});
-        let registries = crate::image::registry::Registries::parse(&document);
+        let registries = crate::image::registry::RegistriesConfig::parse(&document);
         let registries = registries.expect_err("wrong").to_string();
         for text in told.chain(answers).chain([registries]) {
             assert!(
@@ -660,7 +671,7 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
         let parse = |change: &dyn Fn(&mut Value)| {
             let mut document = document("p");
             change(&mut document);
-            Providers::parse(&document, "/x".into()).map(drop)
+            CredentialProviders::parse(&document, "/x".into()).map(drop)
         };
         assert_eq!(parse(&|_| {}), Ok(()));
         for (field, value, says) in [

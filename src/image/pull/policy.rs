@@ -3,12 +3,12 @@
 //! The policy is for pulls only. Archives that the operator imports, or drops into the image directory, are the
 //! operator's own doing. A mirror counts as the registry that it stands for.
 
-use crate::image::reference::Reference;
+use crate::image::reference::ImageReference;
 use crate::image::registry::keyring;
 
 /// Pulls that the operator allows. The default allows everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Policy {
+pub struct NodeImagePolicy {
     /// Patterns of registries and repositories as in pull secrets: `registry.example:5000`, `*.example/team`.
     /// A repository is matched by whole components. Empty: all.
     pub allowed: Vec<String>,
@@ -18,20 +18,20 @@ pub struct Policy {
 
 /// Reason why the operator does not allow a pull. The pod's author takes another image, or asks the operator.
 #[derive(Debug, thiserror::Error)]
-pub enum Forbidden {
-    /// [`Policy::require_digest`]
+pub enum ImagePolicyError {
+    /// [`NodeImagePolicy::require_digest`]
     #[error("image policy of this node: {0} must name a digest (…@sha256:…)")]
-    NoDigest(Reference),
-    /// [`Policy::allowed`]: the repository, and the allowed patterns.
+    NoDigest(ImageReference),
+    /// [`NodeImagePolicy::allowed`]: the repository, and the allowed patterns.
     #[error("image policy of this node: {0} is of no allowed registry ({1})")]
     Registry(String, String),
 }
 
-impl Policy {
+impl NodeImagePolicy {
     /// Checks that an image may be pulled.
-    pub fn check(&self, reference: &Reference) -> Result<(), Forbidden> {
+    pub fn check(&self, reference: &ImageReference) -> Result<(), ImagePolicyError> {
         if self.require_digest && reference.digest().is_none() {
-            return Err(Forbidden::NoDigest(reference.clone()));
+            return Err(ImagePolicyError::NoDigest(reference.clone()));
         }
         let name = reference.repository();
         let allowed = |pattern: &String| {
@@ -49,7 +49,10 @@ impl Policy {
         if self.allowed.is_empty() || self.allowed.iter().any(allowed) {
             return Ok(());
         }
-        Err(Forbidden::Registry(name.into(), self.allowed.join(", ")))
+        Err(ImagePolicyError::Registry(
+            name.into(),
+            self.allowed.join(", "),
+        ))
     }
 }
 
@@ -82,11 +85,11 @@ mod tests {
             (&["https://quay.io/v2/a/"], false, "quay.io/a/b", true),
             (&["https://quay.io"], false, "docker.io/a/b", false),
         ] {
-            let policy = Policy {
+            let policy = NodeImagePolicy {
                 allowed: allowed.iter().map(|&a| a.into()).collect(),
                 require_digest,
             };
-            let reference = Reference::parse(image).expect(image);
+            let reference = ImageReference::parse(image).expect(image);
             assert_eq!(policy.check(&reference).is_ok(), ok, "{allowed:?} {image}");
         }
     }

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::image::digest::Digest;
-use crate::image::progress::Stage;
-use crate::image::registry::{Credential, DockerConfig};
+use crate::image::progress::ImageStage;
+use crate::image::registry::{DockerConfig, RegistryCredential};
 use crate::image::testing::{Layout, Scratch, Stream, config, gzip};
 
 mod foreign;
@@ -277,18 +277,18 @@ pub(in crate::image) fn file(name: &str, data: &[u8]) -> Vec<u8> {
 /// A store and a puller of its own.
 struct Bench {
     scratch: Scratch,
-    store: Store,
+    store: ImageStore,
     puller: Puller,
 }
 
 impl Bench {
     fn new() -> Self {
-        Self::with(Settings::default())
+        Self::with(PullSettings::default())
     }
 
-    fn with(settings: Settings) -> Self {
+    fn with(settings: PullSettings) -> Self {
         let scratch = Scratch::new();
-        let store = Store::open(&scratch.join("images")).expect("store");
+        let store = ImageStore::open(&scratch.join("images")).expect("store");
         let puller = Puller::new(store.clone(), quick(settings));
         Self {
             scratch,
@@ -297,7 +297,7 @@ impl Bench {
         }
     }
 
-    fn pull(&self, image: &str) -> Outcome {
+    fn pull(&self, image: &str) -> PullOutcome {
         smol::block_on(self.puller.pull(image, None))
     }
 
@@ -321,13 +321,13 @@ impl Bench {
     }
 
     /// Opens the store again, as after a restart of the agent.
-    fn restart(&mut self, settings: Settings) {
+    fn restart(&mut self, settings: PullSettings) {
         // The lock must be free before the next one.
-        self.store = Store::open(&self.scratch.join("other")).expect("store");
-        self.puller = Puller::new(self.store.clone(), Settings::default());
+        self.store = ImageStore::open(&self.scratch.join("other")).expect("store");
+        self.puller = Puller::new(self.store.clone(), PullSettings::default());
         // So must the thread of the last pull, which has told its outcome and is about to end.
         self.store = loop {
-            match Store::open(&self.scratch.join("images")) {
+            match ImageStore::open(&self.scratch.join("images")) {
                 Err(crate::image::ImageError::Locked(_)) => thread::yield_now(),
                 store => break store.expect("store"),
             }
@@ -337,13 +337,13 @@ impl Bench {
 }
 
 /// Shortens all waits, for tests.
-pub(in crate::image) fn quick(settings: Settings) -> Settings {
-    Settings {
-        limits: Limits {
+pub(in crate::image) fn quick(settings: PullSettings) -> PullSettings {
+    PullSettings {
+        limits: RegistryTimeLimits {
             stall: Duration::from_secs(2),
             answer: Duration::from_secs(5),
             retry: Duration::from_millis(1),
-            ..Limits::default()
+            ..RegistryTimeLimits::default()
         },
         ..settings
     }
@@ -447,9 +447,9 @@ fn a_registry_of_this_machine_is_asked_as_it_speaks() {
         let document = json!({"mirrors": {server.address.to_string(): {
             "endpoint": [format!("https://{}", server.address)],
         }}});
-        let bench = Bench::with(Settings {
-            registries: Registries::parse(&document).expect("registries"),
-            ..Settings::default()
+        let bench = Bench::with(PullSettings {
+            registries: RegistriesConfig::parse(&document).expect("registries"),
+            ..PullSettings::default()
         });
         let error = bench.pull(&image(&server)).expect_err("not trusted");
         assert!(
@@ -641,7 +641,7 @@ fn a_pull_goes_on_where_the_agent_ended() {
     assert!(bench.store.list().is_empty());
     assert_eq!(bench.arriving().len(), 2);
     let before = server.sent.load(Ordering::SeqCst);
-    bench.restart(Settings::default());
+    bench.restart(PullSettings::default());
     cut.store(usize::MAX, Ordering::SeqCst);
     let record = bench.pulled(&image(&server));
     assert_eq!(bench.read(&record.id, "b").len(), 300_000);
@@ -662,8 +662,8 @@ fn a_part_that_the_power_cut_spoiled_is_fetched_anew() {
     let part = |layer: &Digest| {
         let blob = offer.blobs.iter().find(|b| b.0 == *layer).expect("layer");
         let domain = server.address.to_string();
-        let way = crate::image::whose::Way::new(&domain, None);
-        let wanted = blobs::Wanted::new(*layer, blob.1.len() as u64, &way);
+        let way = crate::image::whose::RegistryAccess::new(&domain, None);
+        let wanted = blobs::BlobKey::new(*layer, blob.1.len() as u64, &way);
         bench.puller.inner.blobs.part(wanted)
     };
     // One has blocks that were never written, the other one is longer than the layer.
@@ -960,14 +960,14 @@ fn a_document_that_arrives_byte_by_byte_ends_the_pull() {
         });
         let asked = if token { guard.address } else { address };
         let bench = Bench::new();
-        let limits = Limits {
+        let limits = RegistryTimeLimits {
             document: Duration::from_millis(200),
             retry: Duration::from_millis(1),
-            ..Limits::default()
+            ..RegistryTimeLimits::default()
         };
-        let settings = Settings {
+        let settings = PullSettings {
             limits,
-            ..Settings::default()
+            ..PullSettings::default()
         };
         let puller = Puller::new(bench.store.clone(), settings);
         let pulled = smol::block_on(puller.pull(&format!("{asked}/a:1"), None));
@@ -988,7 +988,7 @@ fn a_pull_that_nobody_waits_for_ends_whatever_the_registry_does() {
     ] {
         let (address, sent) = drip(head, every);
         let bench = Bench::new();
-        let puller = Puller::new(bench.store.clone(), Settings::default());
+        let puller = Puller::new(bench.store.clone(), PullSettings::default());
         let name = format!("{address}/a:1");
         let flight = smol::block_on(async {
             let mut pull = Box::pin(puller.pull(&name, None));
@@ -1002,7 +1002,10 @@ fn a_pull_that_nobody_waits_for_ends_whatever_the_registry_does() {
         let before = clock::mono();
         let _ = flight.done.recv_blocking();
         // Else what ends it is the registry's silence, or the time for a document.
-        assert!(clock::mono() - before < Limits::default().stall, "{head}");
+        assert!(
+            clock::mono() - before < RegistryTimeLimits::default().stall,
+            "{head}"
+        );
     }
 }
 
@@ -1035,7 +1038,7 @@ fn guarded(offer: Offer, anonymous: bool) -> Server {
 }
 
 /// The only credential of a docker configuration.
-fn only(config: &Value) -> Option<Credential> {
+fn only(config: &Value) -> Option<RegistryCredential> {
     let config = DockerConfig::parse(config.to_string().as_bytes()).expect("config");
     let mut all = config.auths.into_values();
     let one = all.next();
@@ -1078,9 +1081,9 @@ fn kinds_of_credentials() {
         "{error}"
     );
     // The node's own file.
-    let bench = Bench::with(Settings {
+    let bench = Bench::with(PullSettings {
         docker_configs: vec![bench.scratch.join("config.json")],
-        ..Settings::default()
+        ..PullSettings::default()
     });
     let path = bench.puller.inner.settings.docker_configs[0].clone();
     let auths = json!({"auths": { &host: {"username": "user", "password": "secret"} }});
@@ -1192,9 +1195,9 @@ fn a_secret_stays_with_whom_it_is_for() {
     let registries = json!({"mirrors": {
         "registry.example": {"endpoint": [format!("http://{}", mirror.address)]},
     }});
-    let bench = Bench::with(Settings {
-        registries: Registries::parse(&registries).expect("registries"),
-        ..Settings::default()
+    let bench = Bench::with(PullSettings {
+        registries: RegistriesConfig::parse(&registries).expect("registries"),
+        ..PullSettings::default()
     });
     let auths = json!({"auths": {"registry.example": {"username": "user", "password": "secret"}}});
     let pulled = smol::block_on(
@@ -1317,9 +1320,9 @@ fn mirrors_come_first_and_the_registry_helps_out() {
         "endpoint": endpoints,
         "rewrite": {"^(.*)$": "cache/$1"},
     }}});
-    let bench = Bench::with(Settings {
-        registries: Registries::parse(&registries).expect("registries"),
-        ..Settings::default()
+    let bench = Bench::with(PullSettings {
+        registries: RegistriesConfig::parse(&registries).expect("registries"),
+        ..PullSettings::default()
     });
     let record = bench.pulled("registry.example/app:1");
     assert_eq!(record.names, ["registry.example/app:1"]);
@@ -1346,9 +1349,9 @@ fn a_mirror_that_is_not_there_costs_little() {
     let registries = json!({"mirrors": {"registry.example": {
         "endpoint": [format!("http://{dead}"), format!("http://{}", full.address)],
     }}});
-    let bench = Bench::with(Settings {
-        registries: Registries::parse(&registries).expect("registries"),
-        ..Settings::default()
+    let bench = Bench::with(PullSettings {
+        registries: RegistriesConfig::parse(&registries).expect("registries"),
+        ..PullSettings::default()
     });
     bench.pulled("registry.example/one/app:1");
     assert_eq!(connections.load(Ordering::SeqCst), 2);
@@ -1501,9 +1504,9 @@ fn a_slow_registry_keeps_nobody_else_waiting() {
 
 #[test]
 fn who_pauses_gives_its_place_to_others() {
-    let slots = Slots::new(1);
-    let stop = Stop::default();
-    let (one, two) = (OwnSlot::default(), OwnSlot::default());
+    let slots = FetchSlots::new(1);
+    let stop = StopFlag::default();
+    let (one, two) = (OwnFetchSlot::default(), OwnFetchSlot::default());
     let held = [slots.take(&one, &stop), slots.take(&one, &stop)].map(|s| s.expect("free"));
     let own = slots.take(&two, &stop).expect("its own");
     // Both are taken: whoever waits for one gets it, or hears that it need not.
@@ -1538,9 +1541,9 @@ fn who_pauses_gives_its_place_to_others() {
 #[test]
 fn the_queue_is_bounded_and_forgets_who_left() {
     let (address, sent) = drip(LONG, Duration::from_secs(3600));
-    let bench = Bench::with(Settings {
+    let bench = Bench::with(PullSettings {
         parallel: Some(1),
-        ..Settings::default()
+        ..PullSettings::default()
     });
     let ask = |n: usize| {
         let (puller, name) = (bench.puller.clone(), format!("{address}/a{n}:1"));
@@ -1597,9 +1600,9 @@ fn pulls_are_queued_as_configured() {
             counts.lock().expect("counts")[1] -= 1;
             answer
         });
-        let bench = Bench::with(Settings {
+        let bench = Bench::with(PullSettings {
             parallel,
-            ..Settings::default()
+            ..PullSettings::default()
         });
         let executor = smol::LocalExecutor::new();
         let tasks: Vec<_> = (0..6)
@@ -1623,12 +1626,12 @@ fn pulls_are_queued_as_configured() {
 fn a_registry_that_is_not_allowed_is_not_asked() {
     let offer = Offer::small();
     let server = Server::start(move |seen| offer.answer(seen));
-    let bench = Bench::with(Settings {
-        policy: Policy {
+    let bench = Bench::with(PullSettings {
+        policy: NodeImagePolicy {
             allowed: vec!["registry.example".into()],
             require_digest: false,
         },
-        ..Settings::default()
+        ..PullSettings::default()
     });
     let error = bench.pull(&image(&server)).expect_err("policy").to_string();
     assert!(error.contains("no allowed registry"), "{error}");
@@ -1639,10 +1642,10 @@ fn a_registry_that_is_not_allowed_is_not_asked() {
 fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
     let offer = Offer::large(200_000);
     let server = Server::start(move |seen| offer.answer(seen));
-    let bench = Bench::with(Settings {
+    let bench = Bench::with(PullSettings {
         // A quarter of a minute for all of it: nobody waits for that.
         bytes_per_second: Some(20_000),
-        ..Settings::default()
+        ..PullSettings::default()
     });
     let name = image(&server);
     let pull = || bench.puller.pull(&name, None);
@@ -1678,7 +1681,7 @@ fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
         drop(third);
     });
     assert!(bench.arriving().iter().any(|n| n.ends_with(".part")));
-    let fast = Puller::new(bench.store.clone(), quick(Settings::default()));
+    let fast = Puller::new(bench.store.clone(), quick(PullSettings::default()));
     smol::block_on(fast.pull(&name, None)).expect("pulled");
     assert!(server.seen().iter().any(|s| s.range.is_some()));
 }
@@ -1708,7 +1711,7 @@ fn a_pull_that_nobody_waits_for_is_told_of_until_it_has_ended() {
     });
     let unpacks = || {
         let progress = bench.puller.progress(&name);
-        progress.is_some_and(|p| p.stage == Stage::Unpacking)
+        progress.is_some_and(|p| p.stage == ImageStage::Unpacking)
     };
     while !unpacks() {
         thread::yield_now();
@@ -1736,10 +1739,10 @@ fn a_pull_that_nobody_waits_for_is_told_of_until_it_has_ended() {
 fn a_stopped_pull_keeps_what_arrived() {
     let offer = Offer::large(200_000);
     let server = Server::start(move |seen| offer.answer(seen));
-    let bench = Bench::with(Settings {
+    let bench = Bench::with(PullSettings {
         // A quarter of a minute for all of it: nobody waits for that.
         bytes_per_second: Some(20_000),
-        ..Settings::default()
+        ..PullSettings::default()
     });
     let name = image(&server);
     let outcome = smol::block_on(async {
@@ -1773,5 +1776,5 @@ fn an_image_that_cannot_be_unpacked_leaves_nothing() {
     assert!(error.starts_with("cannot unpack sha256/"), "{error}");
     assert!(bench.store.list().is_empty());
     assert_eq!(bench.arriving(), Vec::<String>::new());
-    assert_eq!(Credential::default().basic(), None);
+    assert_eq!(RegistryCredential::default().basic(), None);
 }

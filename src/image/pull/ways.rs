@@ -2,16 +2,20 @@
 
 use core::ops::ControlFlow;
 
-use super::absent::Absent;
-use crate::api::order::Order;
-use crate::image::registry::hosts::Endpoint;
-use crate::image::registry::http::Http;
-use crate::image::registry::session::Session;
-use crate::image::registry::{Credential, RegistryError};
+use super::absent::AbsentServers;
+use crate::api::order::OrderExt;
+use crate::image::registry::hosts::RegistryEndpoint;
+use crate::image::registry::http::RegistryHttp;
+use crate::image::registry::session::RegistrySession;
+use crate::image::registry::{RegistryCredential, RegistryError};
 
 /// Goes one way.
-pub(super) type Through<'a> =
-    dyn FnMut(&Session<'_>, &Endpoint, Option<&Credential>) -> ControlFlow<(), RegistryError> + 'a;
+pub(super) type RegistryAttempt<'a> = dyn FnMut(
+        &RegistrySession<'_>,
+        &RegistryEndpoint,
+        Option<&RegistryCredential>,
+    ) -> ControlFlow<(), RegistryError>
+    + 'a;
 
 /// Goes one way after the other until `through` breaks. After a refusal the next credential is tried, after any other
 /// failure the next endpoint. `credentials`: those to present at an endpoint, in order; without any it is asked
@@ -19,11 +23,11 @@ pub(super) type Through<'a> =
 ///
 /// Returns the errors of the ways that failed.
 pub(super) fn each(
-    http: &Http<'_>,
-    mut endpoints: Vec<Endpoint>,
-    absent: &Absent,
-    credentials: &dyn Fn(&Endpoint) -> Vec<Credential>,
-    through: &mut Through<'_>,
+    http: &RegistryHttp<'_>,
+    mut endpoints: Vec<RegistryEndpoint>,
+    absent: &AbsentServers,
+    credentials: &dyn Fn(&RegistryEndpoint) -> Vec<RegistryCredential>,
+    through: &mut RegistryAttempt<'_>,
 ) -> Vec<RegistryError> {
     let mut errors: Vec<RegistryError> = Vec::new();
     // Stable: of those that are there the first named comes first.
@@ -38,7 +42,7 @@ pub(super) fn each(
             credentials.iter().map(Some).collect()
         };
         for credential in ways {
-            let session = Session::new(http, &endpoint, credential, n + 1 < count);
+            let session = RegistrySession::new(http, &endpoint, credential, n + 1 < count);
             let ControlFlow::Continue(error) = through(&session, &endpoint, credential) else {
                 return errors;
             };

@@ -15,10 +15,10 @@ use sha2::{Digest as _, Sha256};
 use super::error::RegistryError;
 use super::http::header;
 use super::pace::{MIN_RATE, Throttle};
-use super::session::{Answer, Session};
-use crate::api::Mono;
+use super::session::{RegistryAnswer, RegistrySession};
+use crate::api::MonoTime;
 use crate::image::digest::Digest;
-use crate::net::pace::Stop;
+use crate::net::pace::StopFlag;
 use crate::sys::{clock, file::sync_dir};
 
 /// Bytes read at once.
@@ -33,13 +33,13 @@ const ROOM_BYTES: u64 = 1 << 20;
 const MAX_SPOILED: u32 = 3;
 
 /// A blob to fetch, and what it may use.
-pub(in crate::image) struct Fetch<'a> {
+pub(in crate::image) struct BlobFetch<'a> {
     pub(in crate::image) digest: Digest,
     pub(in crate::image) size: u64,
     /// Growing file; bytes that it has already are taken for the blob's beginning.
     pub(in crate::image) part: &'a Path,
     pub(in crate::image) throttle: &'a Throttle,
-    pub(in crate::image) stop: &'a Stop,
+    pub(in crate::image) stop: &'a StopFlag,
     /// Checks that there is room for more. Errors: the pull ends with it.
     pub(in crate::image) room: &'a (dyn Fn() -> io::Result<()> + Sync),
     /// Waits before the next attempt; others may use what this fetch does not need meanwhile.
@@ -49,7 +49,7 @@ pub(in crate::image) struct Fetch<'a> {
 }
 
 /// The growing file.
-struct Part {
+struct PartialBlob {
     file: File,
     hash: Sha256,
     length: u64,
@@ -58,16 +58,16 @@ struct Part {
     granted: u64,
 }
 
-impl Fetch<'_> {
+impl BlobFetch<'_> {
     /// Fetches until the file is whole and its digest right; then it is durable.
-    pub(in crate::image) fn run(&self, session: &Session<'_>) -> Result<(), RegistryError> {
+    pub(in crate::image) fn run(&self, session: &RegistrySession<'_>) -> Result<(), RegistryError> {
         let mut buffer = vec![0; PIECE_BYTES];
         let mut part = self.open(&mut buffer)?;
         let mut delays = session.delays();
         let (mut attempts, mut spoiled) = (0, 0);
         loop {
             let before = part.length;
-            let mut pace = Pace::new(clock::mono());
+            let mut pace = TransferPace::new(clock::mono());
             let result = if part.length < self.size {
                 self.once(session, &mut part, &mut pace, &mut buffer)
             } else {
@@ -118,7 +118,7 @@ impl Fetch<'_> {
     }
 
     /// Opens the part and hashes its bytes.
-    fn open(&self, buffer: &mut [u8]) -> Result<Part, RegistryError> {
+    fn open(&self, buffer: &mut [u8]) -> Result<PartialBlob, RegistryError> {
         let local = |action| RegistryError::local(action, self.part);
         let fresh = !self.part.exists();
         let file = OpenOptions::new()
@@ -134,7 +134,7 @@ impl Fetch<'_> {
             // Bytes that are made durable later must have a name by then.
             sync_dir(dir).map_err(local("sync the directory of"))?;
         }
-        let mut part = Part {
+        let mut part = PartialBlob {
             file,
             hash: Sha256::new(),
             length: 0,
@@ -157,7 +157,7 @@ impl Fetch<'_> {
         Ok(part)
     }
 
-    fn restart(&self, part: &mut Part) -> Result<(), RegistryError> {
+    fn restart(&self, part: &mut PartialBlob) -> Result<(), RegistryError> {
         if part.length <= self.size {
             (self.arrived)(-signed(part.length));
         }
@@ -173,9 +173,9 @@ impl Fetch<'_> {
     /// Reads one answer, as far as it goes.
     fn once(
         &self,
-        session: &Session<'_>,
-        part: &mut Part,
-        pace: &mut Pace,
+        session: &RegistrySession<'_>,
+        part: &mut PartialBlob,
+        pace: &mut TransferPace,
         buffer: &mut [u8],
     ) -> Result<(), RegistryError> {
         let answer = match session.open_blob(self.digest, part.length, self.size) {
@@ -240,7 +240,7 @@ impl Fetch<'_> {
     }
 
     /// Returns the number of bytes of the answer that are here already.
-    fn start_of(&self, answer: &Answer, have: u64) -> Result<u64, RegistryError> {
+    fn start_of(&self, answer: &RegistryAnswer, have: u64) -> Result<u64, RegistryError> {
         let wrong = |why| RegistryError::wrong(&answer.url, why);
         if answer.response.status().as_u16() != 206 {
             let length = header(&answer.response, "content-length");
@@ -269,7 +269,7 @@ impl Fetch<'_> {
         })
     }
 
-    fn append(&self, part: &mut Part, bytes: &[u8]) -> Result<(), RegistryError> {
+    fn append(&self, part: &mut PartialBlob, bytes: &[u8]) -> Result<(), RegistryError> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -296,23 +296,23 @@ impl Fetch<'_> {
     }
 
     /// Cuts the file back to the bytes that are hashed: a failed write may have left a part of its bytes.
-    fn failed_write(&self, part: &Part, error: io::Error) -> RegistryError {
+    fn failed_write(&self, part: &PartialBlob, error: io::Error) -> RegistryError {
         let _ = part.file.set_len(part.length);
         RegistryError::local("write", self.part)(error)
     }
 }
 
 /// Speed of an answer, without the time that this side waits by itself.
-struct Pace {
+struct TransferPace {
     /// Start of the answer; then the start of the present window. Both move by the excused time.
-    start: Mono,
-    window: Mono,
+    start: MonoTime,
+    window: MonoTime,
     /// Bytes in this window.
     bytes: u64,
 }
 
-impl Pace {
-    const fn new(now: Mono) -> Self {
+impl TransferPace {
+    const fn new(now: MonoTime) -> Self {
         Self {
             start: now,
             window: now,
@@ -326,7 +326,7 @@ impl Pace {
     }
 
     /// Takes `bytes` in. Returns true while the answer is fast enough to be read on.
-    fn arrived(&mut self, bytes: u64, now: Mono) -> bool {
+    fn arrived(&mut self, bytes: u64, now: MonoTime) -> bool {
         self.bytes += bytes;
         let enough = self.bytes >= least(RATE_WINDOW);
         if enough {
@@ -336,7 +336,7 @@ impl Pace {
     }
 
     /// Returns true if `bytes` are enough for the whole answer to count as progress.
-    fn is_enough(&self, bytes: u64, now: Mono) -> bool {
+    fn is_enough(&self, bytes: u64, now: MonoTime) -> bool {
         bytes > 0 && bytes >= least(now - self.start)
     }
 }
@@ -346,7 +346,7 @@ const fn least(time: Duration) -> u64 {
     MIN_RATE.saturating_mul(time.as_secs())
 }
 
-impl Part {
+impl PartialBlob {
     fn digest(&self) -> Digest {
         Digest::from_bytes(self.hash.clone().finalize().into())
     }
@@ -382,22 +382,22 @@ mod tests {
 
     #[test]
     fn a_byte_now_and_then_is_no_progress() {
-        let at = |seconds: u64| Mono(seconds * 1000);
-        let mut pace = Pace::new(at(0));
+        let at = |seconds: u64| MonoTime(seconds * 1000);
+        let mut pace = TransferPace::new(at(0));
         // One each 29 seconds, as often as the time without any allows.
         assert!(pace.arrived(1, at(29)) && pace.arrived(1, at(58)));
         assert!(!pace.arrived(1, at(87)));
         assert!(!pace.is_enough(3, at(87)));
         assert!(!pace.is_enough(0, at(0)));
         // As much as a thin link has, with a silence.
-        let mut pace = Pace::new(at(0));
+        let mut pace = TransferPace::new(at(0));
         for n in 1..=100 {
             assert!(pace.arrived(MIN_RATE * 2, at(n)), "{n}");
         }
         assert!(pace.arrived(1, at(128)));
         assert!(pace.is_enough(MIN_RATE * 200, at(128)));
         // Waiting for the cap is not the registry's fault.
-        let mut pace = Pace::new(at(0));
+        let mut pace = TransferPace::new(at(0));
         pace.excuse(Duration::from_secs(3600));
         assert!(pace.arrived(1000, at(3601)) && pace.is_enough(1000, at(3601)));
     }

@@ -6,9 +6,9 @@ use super::blob::content_range;
 use super::challenge::{self, Challenge};
 use super::keyring::{DockerConfig, Keyring};
 use super::session::{MAX_ERROR_CHARS, errors_text, manifest_type, read_token};
-use super::{Credential, Registries};
+use super::{RegistriesConfig, RegistryCredential};
 use crate::image::pull::fuzz as node;
-use crate::image::reference::Reference;
+use crate::image::reference::ImageReference;
 use crate::net::url::{MAX_URL_BYTES, Url};
 
 /// Images that credentials and mirrors are asked for.
@@ -129,19 +129,19 @@ pub(crate) fn credentials(data: &[u8], document: Option<&Value>) -> String {
         }
         outcome.push_str(amount(found.len()));
     }
-    assert_eq!(Credential::default().basic(), None);
+    assert_eq!(RegistryCredential::default().basic(), None);
     outcome + &node::run(data, document)
 }
 
 /// `registries.yaml`, and where it leads.
 pub(crate) fn registries(document: &Value) -> String {
-    let registries = match Registries::parse(document) {
+    let registries = match RegistriesConfig::parse(document) {
         Ok(registries) => registries,
         Err(why) => return why.to_string(),
     };
     let mut outcome = String::new();
     for image in IMAGES {
-        let reference = Reference::parse(image).expect("a reference");
+        let reference = ImageReference::parse(image).expect("a reference");
         let endpoints = registries.endpoints(&reference);
         assert!(!endpoints.is_empty(), "the registry itself comes last");
         for endpoint in &endpoints {

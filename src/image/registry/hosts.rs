@@ -25,12 +25,12 @@ use rustls::ClientConfig;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::keyring::Credential;
+use super::keyring::RegistryCredential;
 use crate::api::strict::{WrongValue, typed};
 use crate::error::chain;
-use crate::image::reference::Reference;
-use crate::net::any_peer::Proof;
-use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
+use crate::image::reference::ImageReference;
+use crate::net::any_peer::PeerProof;
+use crate::net::tls::{self, ClientIdentity, PemSource, ServerRoots, TlsError};
 use crate::net::url::{Url, UrlError, is_loopback, split_port};
 
 /// Endpoints tried for one image, the registry itself included.
@@ -75,13 +75,13 @@ fn by_name<'a, V>(map: &'a BTreeMap<String, V>, authority: &str) -> Option<&'a V
 
 /// `registries.yaml`, checked.
 #[derive(Debug, Default)]
-pub struct Registries {
-    mirrors: BTreeMap<String, Mirror>,
+pub struct RegistriesConfig {
+    mirrors: BTreeMap<String, RegistryMirror>,
     configs: BTreeMap<String, HostConfig>,
 }
 
 #[derive(Debug)]
-struct Mirror {
+struct RegistryMirror {
     endpoints: Vec<Url>,
     /// Patterns and their replacements, in the order of the patterns' texts.
     rewrites: Vec<(Regex, String)>,
@@ -92,7 +92,7 @@ struct Mirror {
 #[serde(default)]
 pub struct HostConfig {
     /// Credential for the host.
-    pub auth: Option<Credential>,
+    pub auth: Option<RegistryCredential>,
     /// TLS files of the host; `None`: the system's CAs are used.
     pub tls: Option<TlsFiles>,
 }
@@ -115,8 +115,8 @@ impl TlsFiles {
     /// Checks that TLS can be spoken with these files. The system's CAs are not looked at.
     pub(super) fn check(&self) -> Result<(), TlsError> {
         let roots = match Self::given(&self.ca_file) {
-            Some(ca) if !self.insecure_skip_verify => Roots::Only(ca),
-            _ => Roots::Any(Proof::Key),
+            Some(ca) if !self.insecure_skip_verify => ServerRoots::Only(ca),
+            _ => ServerRoots::Any(PeerProof::Key),
         };
         tls::config(roots, self.identity()).map(drop)
     }
@@ -124,28 +124,28 @@ impl TlsFiles {
     /// TLS with the system's CAs and these files.
     pub(super) fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let roots = if self.insecure_skip_verify {
-            Roots::Any(Proof::Key)
+            ServerRoots::Any(PeerProof::Key)
         } else {
-            Roots::SystemAnd(Self::given(&self.ca_file))
+            ServerRoots::SystemAnd(Self::given(&self.ca_file))
         };
         tls::config(roots, self.identity())
     }
 
-    fn identity(&self) -> Option<Identity<'_>> {
-        Some(Identity {
+    fn identity(&self) -> Option<ClientIdentity<'_>> {
+        Some(ClientIdentity {
             chain: Self::given(&self.cert_file)?,
             key: Self::given(&self.key_file)?,
         })
     }
 
-    fn given(path: &Path) -> Option<Pem<'_>> {
-        (!path.as_os_str().is_empty()).then_some(Pem::File(path))
+    fn given(path: &Path) -> Option<PemSource<'_>> {
+        (!path.as_os_str().is_empty()).then_some(PemSource::File(path))
     }
 }
 
 /// A place where an image may be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
+pub struct RegistryEndpoint {
     /// URL up to and including `/v2`.
     pub base: Url,
     /// Repository there.
@@ -153,13 +153,13 @@ pub struct Endpoint {
     /// Registry that a mirror stands for; `None` for the registry itself.
     pub mirrored: Option<String>,
     /// Set if the scheme of `base` is a guess, http: a registry of this machine without `tls` and without an endpoint of
-    /// its own. If it speaks TLS, it is asked so ([`super::http::Http::settle`]).
+    /// its own. If it speaks TLS, it is asked so ([`super::http::RegistryHttp::settle`]).
     pub guessed: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Document {
+struct RegistriesDocument {
     mirrors: BTreeMap<String, MirrorDocument>,
     configs: BTreeMap<String, HostConfig>,
 }
@@ -171,7 +171,7 @@ struct MirrorDocument {
     rewrite: BTreeMap<String, String>,
 }
 
-impl Registries {
+impl RegistriesConfig {
     /// Reads the document.
     ///
     /// # Errors
@@ -180,7 +180,7 @@ impl Registries {
         if document.is_null() {
             return Ok(Self::default());
         }
-        let document: Document = typed(document).map_err(WrongValue::without_value)?;
+        let document: RegistriesDocument = typed(document).map_err(WrongValue::without_value)?;
         let mut mirrors = BTreeMap::new();
         for (host, mirror) in document.mirrors {
             let at = |what: &str, why: &dyn fmt::Display| {
@@ -205,7 +205,7 @@ impl Registries {
             }
             mirrors.insert(
                 host,
-                Mirror {
+                RegistryMirror {
                     endpoints,
                     rewrites,
                 },
@@ -285,11 +285,11 @@ impl Registries {
 
     /// The endpoints for an image, in the order in which they are asked; the registry itself last.
     #[must_use]
-    pub fn endpoints(&self, reference: &Reference) -> Vec<Endpoint> {
+    pub fn endpoints(&self, reference: &ImageReference) -> Vec<RegistryEndpoint> {
         let domain = reference.domain();
         let path = &reference.repository()[domain.len() + 1..];
-        let mut endpoints: Vec<Endpoint> = Vec::new();
-        let own = Endpoint {
+        let mut endpoints: Vec<RegistryEndpoint> = Vec::new();
+        let own = RegistryEndpoint {
             base: self.own(domain),
             repository: path.to_owned(),
             mirrored: None,
@@ -302,7 +302,7 @@ impl Registries {
                 let base = with_version(url);
                 // Named as its own mirror, usually for plain http, it is still the registry: no mirror stands for it.
                 let itself = base.authority == own.base.authority;
-                endpoints.push(Endpoint {
+                endpoints.push(RegistryEndpoint {
                     base,
                     repository: repository.clone(),
                     mirrored: (!itself).then(|| domain.to_owned()),
@@ -311,7 +311,7 @@ impl Registries {
             }
         }
         // An endpoint that is written twice is asked once; another path on the same host is another endpoint.
-        let same = |e: &Endpoint| {
+        let same = |e: &RegistryEndpoint| {
             (&e.base.authority, &e.base.path, &e.repository)
                 == (&own.base.authority, &own.base.path, &own.repository)
         };
@@ -352,7 +352,7 @@ impl Registries {
     }
 }
 
-impl Mirror {
+impl RegistryMirror {
     fn rewrite(&self, path: &str) -> String {
         for (pattern, by) in &self.rewrites {
             if pattern.is_match(path) {
@@ -413,8 +413,8 @@ mod tests {
 
     use super::*;
 
-    fn endpoints(registries: &Registries, image: &str) -> Vec<String> {
-        let reference = Reference::parse(image).expect(image);
+    fn endpoints(registries: &RegistriesConfig, image: &str) -> Vec<String> {
+        let reference = ImageReference::parse(image).expect(image);
         let list = registries.endpoints(&reference);
         list.iter()
             .map(|e| format!("{}/{}", e.base, e.repository))
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn where_an_image_is_looked_for() {
-        let registries = Registries::parse(&json!({
+        let registries = RegistriesConfig::parse(&json!({
             "mirrors": {
                 "docker.io": {
                     "endpoint": ["https://m.example:5000", "http://n.example/cache/", "o.example/x/v2"],
@@ -475,7 +475,7 @@ mod tests {
         ] {
             assert_eq!(endpoints(&registries, image), want, "{image}");
         }
-        let none = Registries::parse(&Value::Null).expect("empty");
+        let none = RegistriesConfig::parse(&Value::Null).expect("empty");
         assert_eq!(
             endpoints(&none, "a:1"),
             ["https://registry-1.docker.io/v2/library/a"]
@@ -494,7 +494,7 @@ mod tests {
                 "d.example": {"tls": {"ca_file": "/dev/null", "insecure_skip_verify": true}},
             },
         });
-        let unknown = Registries::unknown_keys(&document);
+        let unknown = RegistriesConfig::unknown_keys(&document);
         let paths: Vec<&str> = unknown.iter().map(|wrong| &*wrong.path).collect();
         assert_eq!(
             paths,
@@ -510,7 +510,7 @@ mod tests {
             unknown[0].to_string(),
             "mirrrors: unknown key is ignored (known there: mirrors, configs)"
         );
-        let registries = Registries::parse(&document).expect("registries");
+        let registries = RegistriesConfig::parse(&document).expect("registries");
         let files = registries.wrong_files();
         let told: Vec<String> = files.iter().map(ToString::to_string).collect();
         assert!(
@@ -523,9 +523,9 @@ mod tests {
         );
         assert_eq!(told.len(), 2, "{told:?}");
         assert!(registries.has_credentials());
-        assert!(!Registries::default().has_credentials());
+        assert!(!RegistriesConfig::default().has_credentials());
         let many: Value = (0..100).map(|n| (n.to_string(), Value::Null)).collect();
-        assert_eq!(Registries::unknown_keys(&many).len(), MAX_UNKNOWN);
+        assert_eq!(RegistriesConfig::unknown_keys(&many).len(), MAX_UNKNOWN);
     }
 
     #[test]
@@ -574,8 +574,8 @@ mod tests {
             ),
         ] {
             let document = json!({"mirrors": {mirror: {"endpoint": [endpoint]}}});
-            let registries = Registries::parse(&document).expect("registries");
-            let reference = Reference::parse(image).expect(image);
+            let registries = RegistriesConfig::parse(&document).expect("registries");
+            let reference = ImageReference::parse(image).expect(image);
             let found = registries.endpoints(&reference);
             let mirrored: Vec<_> = found.iter().map(|e| e.mirrored.as_deref()).collect();
             assert_eq!(mirrored, want, "{image} {endpoint}");
@@ -583,7 +583,7 @@ mod tests {
         // What is said of it is said by any of its names, and by its own name first.
         for key in HUB_NAMES {
             let document = json!({"configs": {key: {"auth": {"username": key}}, "*": {}}});
-            let registries = Registries::parse(&document).expect("registries");
+            let registries = RegistriesConfig::parse(&document).expect("registries");
             for name in HUB_NAMES {
                 let auth = registries.host(name).and_then(|h| h.auth.clone());
                 assert_eq!(auth.expect(name).username, key);
@@ -617,7 +617,9 @@ mod tests {
                 "configs.a.tls: cert_file and key_file go together",
             ),
         ] {
-            let error = Registries::parse(&document).expect_err(says).to_string();
+            let error = RegistriesConfig::parse(&document)
+                .expect_err(says)
+                .to_string();
             assert!(error.contains(says), "{error}");
         }
     }

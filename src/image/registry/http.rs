@@ -9,9 +9,9 @@ use ureq::http::Response;
 use ureq::{Agent, Body, Proxy};
 
 use super::error::RegistryError;
-use super::hosts::{Endpoint, Registries};
+use super::hosts::{RegistriesConfig, RegistryEndpoint};
 use crate::api::link::LinkClass;
-use crate::net::pace::Stop;
+use crate::net::pace::StopFlag;
 use crate::net::url::split_port;
 use crate::net::{ProxyVariables, Url, client};
 
@@ -31,7 +31,7 @@ const BUFFER_BYTES: usize = 32 * 1024;
 const MAX_AGENTS: usize = 32;
 /// Time limits, shorter in tests.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct RegistryTimeLimits {
     /// [`STALL_TIMEOUT`]
     pub stall: Duration,
     /// [`ANSWER_TIMEOUT`]
@@ -42,7 +42,7 @@ pub struct Limits {
     pub retry: Duration,
 }
 
-impl Default for Limits {
+impl Default for RegistryTimeLimits {
     fn default() -> Self {
         Self {
             stall: STALL_TIMEOUT,
@@ -54,20 +54,20 @@ impl Default for Limits {
 }
 
 /// Connections to registries, for one pull.
-pub(in crate::image) struct Http<'a> {
-    registries: &'a Registries,
+pub(in crate::image) struct RegistryHttp<'a> {
+    registries: &'a RegistriesConfig,
     proxies: &'a ProxyVariables,
-    limits: Limits,
+    limits: RegistryTimeLimits,
     /// Ends the exchanges under way.
-    stop: Arc<Stop>,
+    stop: Arc<StopFlag>,
     /// HTTP clients by scheme and host.
     agents: Mutex<BTreeMap<String, Agent>>,
-    /// Servers whose scheme is a guess ([`Endpoint::guessed`]): any certificate is taken from them.
+    /// Servers whose scheme is a guess ([`RegistryEndpoint::guessed`]): any certificate is taken from them.
     guessed: Mutex<BTreeSet<String>>,
 }
 
 /// A request to send.
-pub(super) struct Ask<'a> {
+pub(super) struct RegistryRequest<'a> {
     pub(super) url: &'a Url,
     pub(super) accept: Option<&'a str>,
     /// Authorization for the origin of `url` only.
@@ -83,12 +83,12 @@ pub(super) struct Ask<'a> {
     pub(super) body_time: Duration,
 }
 
-impl<'a> Http<'a> {
+impl<'a> RegistryHttp<'a> {
     pub(in crate::image) const fn new(
-        registries: &'a Registries,
+        registries: &'a RegistriesConfig,
         proxies: &'a ProxyVariables,
-        limits: Limits,
-        stop: Arc<Stop>,
+        limits: RegistryTimeLimits,
+        stop: Arc<StopFlag>,
     ) -> Self {
         Self {
             registries,
@@ -100,11 +100,11 @@ impl<'a> Http<'a> {
         }
     }
 
-    pub(in crate::image) const fn limits(&self) -> Limits {
+    pub(in crate::image) const fn limits(&self) -> RegistryTimeLimits {
         self.limits
     }
 
-    pub(in crate::image) fn stop(&self) -> &Stop {
+    pub(in crate::image) fn stop(&self) -> &StopFlag {
         &self.stop
     }
 
@@ -112,7 +112,10 @@ impl<'a> Http<'a> {
     ///
     /// The authorization stays with the first origin: blob stores that registries redirect to must not see it. They get
     /// the one for their own origin, if there is one.
-    pub(super) fn send(&self, ask: &Ask<'_>) -> Result<(Url, Response<Body>), RegistryError> {
+    pub(super) fn send(
+        &self,
+        ask: &RegistryRequest<'_>,
+    ) -> Result<(Url, Response<Body>), RegistryError> {
         let mut url = ask.url.clone();
         for _ in 0..=MAX_REDIRECTS {
             let authorization = if url.same_origin(ask.url) {
@@ -146,7 +149,7 @@ impl<'a> Http<'a> {
     }
 
     /// Turns the guess of an endpoint's scheme into what its server speaks: TLS, if it answers so.
-    pub(in crate::image) fn settle(&self, endpoint: &mut Endpoint) {
+    pub(in crate::image) fn settle(&self, endpoint: &mut RegistryEndpoint) {
         if !endpoint.guessed {
             return;
         }
@@ -162,7 +165,7 @@ impl<'a> Http<'a> {
         let asked = self.once(
             &url,
             None,
-            &Ask {
+            &RegistryRequest {
                 url: &url,
                 accept: None,
                 authorization: None,
@@ -183,7 +186,7 @@ impl<'a> Http<'a> {
         &self,
         url: &Url,
         authorization: Option<&str>,
-        ask: &Ask<'_>,
+        ask: &RegistryRequest<'_>,
     ) -> Result<Response<Body>, RegistryError> {
         self.go_on()?;
         if let (_, Some(port)) = split_port(&url.authority)
@@ -315,7 +318,7 @@ mod tests {
 
     #[test]
     fn a_proxy_that_cannot_be_used_is_not_passed_by() {
-        let registries = Registries::default();
+        let registries = RegistriesConfig::default();
         let url = Url::parse("https://a.example/").expect("a URL");
         for (proxy, says) in [
             ("socks5://p:1", "neither http:// nor https://"),
@@ -325,7 +328,12 @@ mod tests {
                 https: proxy.into(),
                 ..ProxyVariables::default()
             };
-            let http = Http::new(&registries, &proxies, Limits::default(), Arc::default());
+            let http = RegistryHttp::new(
+                &registries,
+                &proxies,
+                RegistryTimeLimits::default(),
+                Arc::default(),
+            );
             let e = http.proxy(&url).expect_err(proxy);
             assert!(e.to_string().contains(says), "{e}");
         }

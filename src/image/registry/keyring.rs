@@ -10,8 +10,8 @@ use super::hosts::aliases;
 use crate::api::cri::AuthConfig;
 use crate::api::hex;
 use crate::api::names::glob;
-use crate::api::order::Order;
-use crate::api::strict::{TextError, from_foreign_json};
+use crate::api::order::OrderExt;
+use crate::api::strict::{JsonTextError, from_foreign_json};
 
 /// Largest docker configuration read, bytes: what a Secret can hold.
 pub const MAX_CONFIG_BYTES: u64 = 1024 * 1024;
@@ -19,7 +19,7 @@ pub const MAX_CONFIG_BYTES: u64 = 1024 * 1024;
 /// Credential for one registry. All fields may be empty; which are set decides how it is used.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Credential {
+pub struct RegistryCredential {
     /// User name.
     pub username: String,
     /// Password.
@@ -34,7 +34,7 @@ pub struct Credential {
     pub registry_token: String,
 }
 
-impl Credential {
+impl RegistryCredential {
     /// User and password, from whichever field has them; `None` if there is no user.
     #[must_use]
     pub fn basic(&self) -> Option<(String, String)> {
@@ -69,8 +69,8 @@ impl Credential {
     }
 }
 
-impl From<Credential> for AuthConfig {
-    fn from(credential: Credential) -> Self {
+impl From<RegistryCredential> for AuthConfig {
+    fn from(credential: RegistryCredential) -> Self {
         Self {
             username: credential.username,
             password: credential.password,
@@ -81,7 +81,7 @@ impl From<Credential> for AuthConfig {
     }
 }
 
-impl From<AuthConfig> for Credential {
+impl From<AuthConfig> for RegistryCredential {
     fn from(config: AuthConfig) -> Self {
         Self {
             username: config.username,
@@ -94,7 +94,7 @@ impl From<AuthConfig> for Credential {
 }
 
 /// Says which fields are set, never their values.
-impl core::fmt::Debug for Credential {
+impl core::fmt::Debug for RegistryCredential {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Credential")
             .field("user", &self.basic().is_some())
@@ -109,7 +109,7 @@ impl core::fmt::Debug for Credential {
 #[serde(rename_all = "camelCase", default)]
 pub struct DockerConfig {
     /// Credentials by registry or repository.
-    pub auths: BTreeMap<String, Credential>,
+    pub auths: BTreeMap<String, RegistryCredential>,
     /// Program `docker-credential-NAME` for all registries.
     pub creds_store: String,
     /// Programs by registry.
@@ -121,17 +121,17 @@ impl DockerConfig {
     ///
     /// # Errors
     /// It is not one; the message holds nothing of its contents but field names.
-    pub fn parse(bytes: &[u8]) -> Result<Self, TextError> {
-        from_foreign_json(bytes).map_err(TextError::without_value)
+    pub fn parse(bytes: &[u8]) -> Result<Self, JsonTextError> {
+        from_foreign_json(bytes).map_err(JsonTextError::without_value)
     }
 
     /// Reads the old form, `.dockercfg`: the credentials by registry and nothing else.
     ///
     /// # Errors
     /// As for [`DockerConfig::parse`].
-    pub fn parse_dockercfg(bytes: &[u8]) -> Result<Self, TextError> {
+    pub fn parse_dockercfg(bytes: &[u8]) -> Result<Self, JsonTextError> {
         Ok(Self {
-            auths: from_foreign_json(bytes).map_err(TextError::without_value)?,
+            auths: from_foreign_json(bytes).map_err(JsonTextError::without_value)?,
             ..Self::default()
         })
     }
@@ -141,13 +141,13 @@ impl DockerConfig {
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
     /// Key as normalised, credential; place by place.
-    pub(super) places: Vec<Vec<(String, Credential)>>,
+    pub(super) places: Vec<Vec<(String, RegistryCredential)>>,
 }
 
 impl Keyring {
     /// Adds a place behind those that are there.
-    pub fn add(&mut self, auths: impl IntoIterator<Item = (String, Credential)>) {
-        let mut place: Vec<(String, Credential)> = auths
+    pub fn add(&mut self, auths: impl IntoIterator<Item = (String, RegistryCredential)>) {
+        let mut place: Vec<(String, RegistryCredential)> = auths
             .into_iter()
             .filter(|(_, credential)| !credential.is_empty())
             .map(|(key, credential)| (normalised(&key), credential))
@@ -162,8 +162,8 @@ impl Keyring {
     /// All credentials for `image` (domain and path, normalised), in the order in which they are tried; each once.
     /// Source: kubelet `pkg/credentialprovider/keyring.go`, `Lookup`.
     #[must_use]
-    pub fn lookup(&self, image: &str) -> Vec<Credential> {
-        let mut found: Vec<Credential> = Vec::new();
+    pub fn lookup(&self, image: &str) -> Vec<RegistryCredential> {
+        let mut found: Vec<RegistryCredential> = Vec::new();
         for place in &self.places {
             let mut fits = Vec::new();
             for (key, credential) in place {
@@ -241,11 +241,11 @@ pub fn matches(key: &str, image: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn user(name: &str) -> Credential {
-        Credential {
+    fn user(name: &str) -> RegistryCredential {
+        RegistryCredential {
             username: name.into(),
             password: "p".into(),
-            ..Credential::default()
+            ..RegistryCredential::default()
         }
     }
 
@@ -284,16 +284,16 @@ mod tests {
         ring.add([
             ("quay.io".to_owned(), user("wide")),
             ("quay.io/a".to_owned(), user("close")),
-            ("empty.io".to_owned(), Credential::default()),
+            ("empty.io".to_owned(), RegistryCredential::default()),
         ]);
         ring.add([
             ("quay.io/a/b".to_owned(), user("node")),
             ("quay.io".to_owned(), user("wide")),
             (
                 "https://index.docker.io/v1/".to_owned(),
-                Credential {
+                RegistryCredential {
                     auth: STANDARD.encode("hub:secret\0\0"),
-                    ..Credential::default()
+                    ..RegistryCredential::default()
                 },
             ),
         ]);

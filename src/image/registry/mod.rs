@@ -26,6 +26,6 @@ pub mod pace;
 pub(in crate::image) mod session;
 
 pub use error::RegistryError;
-pub use hosts::Registries;
-pub use http::Limits;
-pub use keyring::{Credential, DockerConfig, Keyring};
+pub use hosts::RegistriesConfig;
+pub use http::RegistryTimeLimits;
+pub use keyring::{DockerConfig, Keyring, RegistryCredential};

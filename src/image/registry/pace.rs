@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc2822;
 
-use crate::api::{Mono, Wall};
-use crate::net::pace::Stop;
+use crate::api::{MonoTime, WallTime};
+use crate::net::pace::StopFlag;
 use crate::sys::clock;
 
 /// First delay before a request is repeated; doubles up to [`MAX_RETRY`].
@@ -26,7 +26,7 @@ const NS_PER_MS: u64 = 1_000_000;
 
 /// Reads a `Retry-After`; `None` if it is neither seconds nor a date. A date is taken against the answer's own `Date`,
 /// for boards boot with clocks that are years off; `now` counts where there is none. Source: RFC 9110 section 10.2.3.
-pub(super) fn retry_after(text: &str, date: Option<&str>, now: Wall) -> Option<Duration> {
+pub(super) fn retry_after(text: &str, date: Option<&str>, now: WallTime) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse() {
         return Some(Duration::from_secs(seconds));
     }
@@ -67,7 +67,7 @@ impl Throttle {
     }
 
     /// Notes that `bytes` were read, and waits as long as the cap asks.
-    pub fn take(&self, bytes: usize, stop: &Stop) -> ControlFlow<()> {
+    pub fn take(&self, bytes: usize, stop: &StopFlag) -> ControlFlow<()> {
         let Some(rate) = self.rate else {
             return ControlFlow::Continue(());
         };
@@ -79,7 +79,7 @@ impl Throttle {
     }
 
     /// Takes `bytes` into account and returns the time to wait for them.
-    fn pay(&self, bytes: usize, rate: u64, now: Mono) -> Duration {
+    fn pay(&self, bytes: usize, rate: u64, now: MonoTime) -> Duration {
         let now_ns = now.0.saturating_mul(NS_PER_MS);
         let mut paid = self.paid_ns.lock().unwrap_or_else(PoisonError::into_inner);
         let start = (*paid).max(now_ns.saturating_sub(BURST_MS * NS_PER_MS));
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn when_to_come_again() {
-        let now = Wall::from_secs(784_111_777);
+        let now = WallTime::from_secs(784_111_777);
         let date = "Sun, 06 Nov 1994 08:49:37 GMT";
         for (text, date, want) in [
             ("120", None, Some(120)),
@@ -124,13 +124,13 @@ mod tests {
             assert_eq!(retry_after(text, date, now), want, "{text}");
         }
         // The board believes it is 1970, the registry does not.
-        let found = retry_after("Sun, 06 Nov 1994 08:49:57 GMT", Some(date), Wall(0));
+        let found = retry_after("Sun, 06 Nov 1994 08:49:57 GMT", Some(date), WallTime(0));
         assert_eq!(found, Some(Duration::from_secs(20)));
     }
 
     #[test]
     fn a_cap_is_held() {
-        let stop = Stop::default();
+        let stop = StopFlag::default();
         let throttle = Throttle::new(Some(1_000_000));
         // The burst of a second is free, the rest is not.
         let start = clock::mono().0;
@@ -146,7 +146,7 @@ mod tests {
             (3000, 1),
         ] {
             let throttle = Throttle::new(Some(rate));
-            let start = Mono(10_000);
+            let start = MonoTime(10_000);
             let mut now = start;
             let mut taken = 0;
             while now - start < Duration::from_secs(10) {

@@ -21,16 +21,16 @@ use ureq::http::Response;
 
 use super::challenge::{self, Challenge};
 use super::error::RegistryError;
-use super::hosts::Endpoint;
-use super::http::{Ask, Http, header};
-use super::keyring::Credential;
+use super::hosts::RegistryEndpoint;
+use super::http::{RegistryHttp, RegistryRequest, header};
+use super::keyring::RegistryCredential;
 use super::pace::{self, MAX_RETRY, MIN_RATE};
 use crate::api::oci::Descriptor;
 use crate::api::strict::from_foreign_json;
 use crate::image::digest::Digest;
 use crate::image::plan::MAX_JSON_BYTES;
 use crate::net::Url;
-use crate::net::pace::Delays;
+use crate::net::pace::RetryDelays;
 use crate::net::url::encode;
 use crate::sys::clock;
 
@@ -52,25 +52,25 @@ const MANIFEST_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json";
 
 /// A repository at an endpoint, and one way to get in.
-pub(in crate::image) struct Session<'a> {
-    http: &'a Http<'a>,
-    endpoint: &'a Endpoint,
-    credential: Option<&'a Credential>,
+pub(in crate::image) struct RegistrySession<'a> {
+    http: &'a RegistryHttp<'a>,
+    endpoint: &'a RegistryEndpoint,
+    credential: Option<&'a RegistryCredential>,
     /// Set if there are endpoints behind this one.
     further: bool,
-    held: Mutex<Held>,
+    held: Mutex<AuthorizationValues>,
 }
 
 /// Values for `Authorization`.
 #[derive(Clone, Default)]
-struct Held {
+struct AuthorizationValues {
     /// Value for the registry itself.
     own: Option<String>,
     /// A URL of the server that the registry redirects to, and the value for it. There is one at a time.
     elsewhere: Option<(Url, String)>,
 }
 
-impl Held {
+impl AuthorizationValues {
     /// The value for the server of `url`. `is_own`: that server is the registry itself, not one that it redirects to.
     fn words(&self, url: &Url, is_own: bool) -> Option<&String> {
         if is_own {
@@ -83,7 +83,7 @@ impl Held {
 
 /// Request for a URL, without the credentials.
 #[derive(Clone, Copy)]
-struct What<'a> {
+struct BareRequest<'a> {
     accept: Option<&'a str>,
     /// First byte wanted.
     from: u64,
@@ -94,25 +94,25 @@ struct What<'a> {
 }
 
 /// An open answer.
-pub(in crate::image) struct Answer {
+pub(in crate::image) struct RegistryAnswer {
     /// URL of the answer, redirects followed.
     pub(in crate::image) url: Url,
     pub(in crate::image) response: Response<Body>,
 }
 
 /// Manifest or index that a tag or digest leads to.
-pub(in crate::image) struct Top {
+pub(in crate::image) struct TopManifest {
     /// Type, digest and size.
     pub(in crate::image) descriptor: Descriptor,
     /// Text of the document.
     pub(in crate::image) bytes: Vec<u8>,
 }
 
-impl<'a> Session<'a> {
+impl<'a> RegistrySession<'a> {
     pub(in crate::image) fn new(
-        http: &'a Http<'a>,
-        endpoint: &'a Endpoint,
-        credential: Option<&'a Credential>,
+        http: &'a RegistryHttp<'a>,
+        endpoint: &'a RegistryEndpoint,
+        credential: Option<&'a RegistryCredential>,
         further: bool,
     ) -> Self {
         Self {
@@ -125,10 +125,10 @@ impl<'a> Session<'a> {
     }
 
     /// Reads the manifest or index that `name` (a tag, or `sha256:…`) leads to. A name by digest is checked against it.
-    pub(in crate::image) fn manifest(&self, name: &str) -> Result<Top, RegistryError> {
+    pub(in crate::image) fn manifest(&self, name: &str) -> Result<TopManifest, RegistryError> {
         let url = self.url(&format!("manifests/{name}"));
         let expected = Digest::parse(name).ok();
-        let what = What {
+        let what = BareRequest {
             accept: Some(MANIFEST_TYPES),
             ..self.document()
         };
@@ -158,7 +158,7 @@ impl<'a> Session<'a> {
                     return Err(RegistryError::wrong(&at, wrong_digest(found, promised)));
                 }
             }
-            Ok(Top {
+            Ok(TopManifest {
                 descriptor: Descriptor {
                     media_type: manifest_type(&bytes, media_type),
                     digest: found.to_string(),
@@ -177,7 +177,7 @@ impl<'a> Session<'a> {
         name: &str,
     ) -> Result<Option<Digest>, RegistryError> {
         let url = self.url(&format!("manifests/{name}"));
-        let what = What {
+        let what = BareRequest {
             accept: Some(MANIFEST_TYPES),
             head: true,
             ..self.document()
@@ -194,7 +194,7 @@ impl<'a> Session<'a> {
 
     /// Asks whether the repository has a blob, for these credentials.
     pub(in crate::image) fn head_blob(&self, digest: Digest) -> Result<(), RegistryError> {
-        let what = What {
+        let what = BareRequest {
             head: true,
             ..self.document()
         };
@@ -231,8 +231,8 @@ impl<'a> Session<'a> {
         digest: Digest,
         from: u64,
         size: u64,
-    ) -> Result<Answer, RegistryError> {
-        let what = What {
+    ) -> Result<RegistryAnswer, RegistryError> {
+        let what = BareRequest {
             from,
             // A server that knows no ranges sends all of it.
             body_time: self.http.limits().document + Duration::from_secs(size / MIN_RATE),
@@ -242,8 +242,8 @@ impl<'a> Session<'a> {
     }
 
     /// Delays for one blob's attempts.
-    pub(in crate::image) fn delays(&self) -> Delays {
-        Delays::new(self.http.limits().retry, MAX_RETRY)
+    pub(in crate::image) fn delays(&self) -> RetryDelays {
+        RetryDelays::new(self.http.limits().retry, MAX_RETRY)
     }
 
     /// Times in a row that a request may end with `error`.
@@ -262,8 +262,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    const fn document(&self) -> What<'_> {
-        What {
+    const fn document(&self) -> BareRequest<'_> {
+        BareRequest {
             accept: None,
             from: 0,
             head: false,
@@ -282,7 +282,7 @@ impl<'a> Session<'a> {
     }
 
     /// Reads a body of at most `limit` bytes as a whole.
-    fn read(&self, answer: Answer, limit: u64) -> Result<Vec<u8>, RegistryError> {
+    fn read(&self, answer: RegistryAnswer, limit: u64) -> Result<Vec<u8>, RegistryError> {
         let mut bytes = Vec::new();
         let read = answer
             .response
@@ -312,8 +312,8 @@ impl<'a> Session<'a> {
     fn repeat<T>(
         &self,
         url: &Url,
-        what: What<'_>,
-        mut read: impl FnMut(Answer) -> Result<T, RegistryError>,
+        what: BareRequest<'_>,
+        mut read: impl FnMut(RegistryAnswer) -> Result<T, RegistryError>,
     ) -> Result<T, RegistryError> {
         let end = clock::mono() + self.http.limits().document * 2;
         let mut delays = self.delays();
@@ -334,11 +334,15 @@ impl<'a> Session<'a> {
     }
 
     /// Sends a request, with credentials as the registry asks for them. Only answers that are a success are returned.
-    fn authorized(&self, url: &Url, what: What<'_>) -> Result<Answer, RegistryError> {
+    fn authorized(
+        &self,
+        url: &Url,
+        what: BareRequest<'_>,
+    ) -> Result<RegistryAnswer, RegistryError> {
         let mut challenges = 0;
         loop {
             let held = self.lock().clone();
-            let (at, response) = self.http.send(&Ask {
+            let (at, response) = self.http.send(&RegistryRequest {
                 url,
                 accept: what.accept,
                 authorization: held.own.as_deref(),
@@ -350,7 +354,7 @@ impl<'a> Session<'a> {
             })?;
             let status = response.status().as_u16();
             if matches!(status, 200 | 206) {
-                return Ok(Answer { url: at, response });
+                return Ok(RegistryAnswer { url: at, response });
             }
             if status == 401 && challenges < MAX_CHALLENGES {
                 challenges += 1;
@@ -362,7 +366,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Replaces the authorization for the server of `url` (see [`Held::words`]), unless another thread has done so
+    /// Replaces the authorization for the server of `url` (see [`AuthorizationValues::words`]), unless another thread has done so
     /// since `sent`.
     fn answer_challenge(
         &self,
@@ -376,7 +380,7 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let credential = self.credential.filter(|_| is_own);
-        let basic = credential.and_then(Credential::basic);
+        let basic = credential.and_then(RegistryCredential::basic);
         let mut fresh = None;
         for challenge in &challenges_of(&response) {
             fresh = match challenge {
@@ -415,7 +419,7 @@ impl<'a> Session<'a> {
     /// `spec/auth/oauth.md`.
     fn token(
         &self,
-        credential: Option<&Credential>,
+        credential: Option<&RegistryCredential>,
         url: &Url,
         realm: &str,
         service: &str,
@@ -443,7 +447,7 @@ impl<'a> Session<'a> {
         };
         let identity = credential.map_or("", |c| c.identity_token.as_str());
         let fields = format!("service={}&scope={}", encode(service), encode(scope));
-        let basic = credential.and_then(Credential::basic);
+        let basic = credential.and_then(RegistryCredential::basic);
         let (form, authorization, target) = if identity.is_empty() {
             let separator = if realm.path.contains('?') { '&' } else { '?' };
             let target = realm.with_path(format!("{}{separator}{fields}", realm.path));
@@ -455,7 +459,7 @@ impl<'a> Session<'a> {
             );
             (Some(form), None, realm.clone())
         };
-        let (at, response) = self.http.send(&Ask {
+        let (at, response) = self.http.send(&RegistryRequest {
             url: &target,
             accept: None,
             authorization: authorization.as_deref(),
@@ -473,7 +477,7 @@ impl<'a> Session<'a> {
         if status != 200 {
             return Err(self.refusal(&at, status, response));
         }
-        let bytes = self.read(Answer { url: at, response }, MAX_TOKEN_BYTES)?;
+        let bytes = self.read(RegistryAnswer { url: at, response }, MAX_TOKEN_BYTES)?;
         read_token(&bytes).ok_or_else(|| RegistryError::wrong(&realm, "its answer holds no token"))
     }
 
@@ -502,7 +506,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, AuthorizationValues> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -532,10 +536,10 @@ fn basic_header(user: &str, password: &str) -> String {
 pub(super) fn manifest_type(bytes: &[u8], answered: String) -> String {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]
-    struct Probe {
+    struct MediaTypeProbe {
         media_type: String,
     }
-    match from_foreign_json::<Probe>(bytes) {
+    match from_foreign_json::<MediaTypeProbe>(bytes) {
         Ok(probe) if !probe.media_type.is_empty() => probe.media_type,
         _ if answered.starts_with("application/vnd.docker.distribution.manifest.v1") => answered,
         _ => String::new(),
@@ -546,11 +550,11 @@ pub(super) fn manifest_type(bytes: &[u8], answered: String) -> String {
 pub(super) fn read_token(bytes: &[u8]) -> Option<String> {
     #[derive(Deserialize, Default)]
     #[serde(default)]
-    struct Token {
+    struct TokenResponse {
         token: String,
         access_token: String,
     }
-    let token: Token = from_foreign_json(bytes).ok()?;
+    let token: TokenResponse = from_foreign_json(bytes).ok()?;
     let text = if token.token.is_empty() {
         token.access_token
     } else {
@@ -578,18 +582,18 @@ fn message(response: Response<Body>) -> String {
 pub(super) fn errors_text(bytes: &[u8]) -> String {
     #[derive(Deserialize, Default)]
     #[serde(default)]
-    struct Errors {
-        errors: Vec<One>,
+    struct RegistryErrorList {
+        errors: Vec<RegistryErrorEntry>,
         // Token services.
         details: String,
     }
     #[derive(Deserialize, Default)]
     #[serde(default)]
-    struct One {
+    struct RegistryErrorEntry {
         code: String,
         message: String,
     }
-    let Ok(errors) = from_foreign_json::<Errors>(bytes) else {
+    let Ok(errors) = from_foreign_json::<RegistryErrorList>(bytes) else {
         return String::new();
     };
     let mut text = errors.details;

@@ -20,15 +20,15 @@ use sha2::{Digest as _, Sha256};
 use ureq::http::Method;
 
 use super::{
-    Ask, Asked, JoinError, KubeError, Kubeconfig, Material, ProxyVariables, Trust, Url, halves,
-    is_digest, stranger, wrong,
+    ApiRequest, JoinError, JoinServer, KubeError, Kubeconfig, KubeconfigMaterial, ProxyVariables,
+    ServerTrust, Url, halves, is_digest, stranger, wrong,
 };
 use crate::api::{
     hex,
     strict::{from_json, typed},
 };
 use crate::kube::bootstrap::{check_pair, node_subject};
-use crate::kube::client::Answer;
+use crate::kube::client::ApiResponse;
 use crate::kube::{csr, x509};
 use crate::net::tls;
 
@@ -48,14 +48,14 @@ const USER: &str = "node";
 const V1: &str = "/v1-k3s";
 
 /// A token, whole or only its secret half.
-pub struct Token {
+pub struct K3sToken {
     /// SHA-256 of the CA, in lower-case digits.
     ca: Option<String>,
     /// `Authorization` header with the token.
     authorization: String,
 }
 
-impl Token {
+impl K3sToken {
     /// Reads `K10<digest>::<user>:<password>`, `K10<digest>::<id>.<secret>`, or what is behind the colons alone (K3SJ-01).
     pub fn parse(text: &str) -> Result<Self, JoinError> {
         let whole = text
@@ -103,7 +103,7 @@ impl Token {
 /// A supervisor's description of its cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
-pub struct Cluster {
+pub struct K3sCluster {
     /// Name servers of pods.
     #[serde(rename = "ClusterDNSs")]
     dns: Option<Vec<String>>,
@@ -119,7 +119,7 @@ pub struct Cluster {
     pub port: u16,
 }
 
-impl Cluster {
+impl K3sCluster {
     /// Name servers of pods.
     #[must_use]
     pub fn dns(&self) -> Vec<&str> {
@@ -146,7 +146,7 @@ impl Cluster {
 }
 
 /// Identity of a node at the supervisor.
-pub struct Node {
+pub struct K3sNodeIdentity {
     /// Name of the node.
     pub name: String,
     /// Password that the node has had since it first joined.
@@ -157,7 +157,7 @@ pub struct Node {
 
 /// Purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum CertificatePurpose {
     /// Certificate that is shown to the apiserver.
     Client,
     /// Certificate that is shown to callers of the node.
@@ -165,36 +165,36 @@ pub enum Purpose {
 }
 
 /// A supervisor that has proved who it is.
-pub struct Supervisor {
-    asked: Asked,
+pub struct K3sSupervisor {
+    asked: JoinServer,
     authorization: Option<String>,
 }
 
 /// Finds the supervisor at `url`. Returns also the CAs that prove it, PEM.
 pub fn find(
     url: &Url,
-    token: Token,
+    token: K3sToken,
     proxies: &ProxyVariables,
-) -> Result<(Supervisor, Vec<u8>), JoinError> {
-    let open = Asked::new(stranger(url, Trust::Any), proxies);
+) -> Result<(K3sSupervisor, Vec<u8>), JoinError> {
+    let open = JoinServer::new(stranger(url, ServerTrust::Any), proxies);
     let url = &open.url;
-    let ask = Ask::get("/cacerts");
+    let ask = ApiRequest::get("/cacerts");
     let served = open.send(&ask, |answer| answer.bytes(MAX_PEM_BYTES));
     let served = served.map_err(|e| match e.status() {
         Some(_) => wrong("/cacerts", url, format!("{e}: is it a k3s server?")),
         None => e.into(),
     })?;
     let ca = proven(&served, token.ca.as_deref(), url)?;
-    let trust = Trust::Ca(Material::Inline(ca.clone()));
-    let supervisor = Supervisor {
-        asked: Asked::new(stranger(url, trust), proxies),
+    let trust = ServerTrust::Ca(KubeconfigMaterial::Inline(ca.clone()));
+    let supervisor = K3sSupervisor {
+        asked: JoinServer::new(stranger(url, trust), proxies),
         authorization: Some(token.authorization),
     };
     // The first exchange by that CA, and still without the token: an error here comes from its certificate.
     let verified = supervisor
         .asked
         .send(&ask, |answer| answer.bytes(MAX_PEM_BYTES));
-    verified.map_err(|e| Asked::or_clock(&open, e))?;
+    verified.map_err(|e| JoinServer::or_clock(&open, e))?;
     Ok((supervisor, ca))
 }
 
@@ -224,18 +224,18 @@ fn proven(served: &[u8], digest: Option<&str>, url: &Url) -> Result<Vec<u8>, Joi
     })
 }
 
-impl Supervisor {
+impl K3sSupervisor {
     /// Makes the supervisor at `url` as a node of the cluster asks it, by its own certificate (K3SJ-08). A busy
     /// supervisor is not asked twice, for the caller asks again later.
     #[must_use]
     pub fn of_member(config: Kubeconfig, url: &Url, proxies: &ProxyVariables) -> Self {
         let config = Kubeconfig {
-            servers: stranger(url, Trust::Any).servers,
+            servers: stranger(url, ServerTrust::Any).servers,
             ..config
         };
-        let asked = Asked {
+        let asked = JoinServer {
             tries: 1,
-            ..Asked::new(config, proxies)
+            ..JoinServer::new(config, proxies)
         };
         Self {
             asked,
@@ -245,15 +245,15 @@ impl Supervisor {
 
     fn ask<T>(
         &self,
-        ask: Ask<'_>,
+        ask: ApiRequest<'_>,
         more: &[(&str, &str)],
-        read: impl Fn(Answer) -> Result<T, KubeError>,
+        read: impl Fn(ApiResponse) -> Result<T, KubeError>,
     ) -> Result<T, KubeError> {
         let mut headers = more.to_vec();
         if let Some(authorization) = &self.authorization {
             headers.push(("authorization", authorization));
         }
-        let ask = Ask {
+        let ask = ApiRequest {
             more: &headers,
             ..ask
         };
@@ -273,9 +273,9 @@ impl Supervisor {
     }
 
     /// Asks for the configuration of the cluster (K3SJ-07).
-    pub fn cluster(&self) -> Result<Cluster, JoinError> {
+    pub fn cluster(&self) -> Result<K3sCluster, JoinError> {
         let path = format!("{V1}/config");
-        let answer = self.ask(Ask::get(&path), &[], Answer::document);
+        let answer = self.ask(ApiRequest::get(&path), &[], ApiResponse::document);
         let document = answer.map_err(|e| self.refused(e))?;
         typed(&document).map_err(|e| wrong("config", &self.asked.url, e))
     }
@@ -283,7 +283,9 @@ impl Supervisor {
     /// URLs of the apiservers other than `first`, sorted.
     pub fn apiservers(&self, first: &Url) -> Result<Vec<String>, JoinError> {
         let path = format!("{V1}/apiservers");
-        let answer = self.ask(Ask::get(&path), &[], |answer| answer.bytes(MAX_PEM_BYTES));
+        let answer = self.ask(ApiRequest::get(&path), &[], |answer| {
+            answer.bytes(MAX_PEM_BYTES)
+        });
         let list = answer.map_err(|e| self.refused(e))?;
         let all: Option<Vec<String>> =
             from_json(&list).map_err(|e| wrong("apiservers", &self.asked.url, e))?;
@@ -302,7 +304,9 @@ impl Supervisor {
     /// The CAs of clients, PEM.
     pub fn client_ca(&self) -> Result<Vec<u8>, JoinError> {
         let path = format!("{V1}/client-ca.crt");
-        let answer = self.ask(Ask::get(&path), &[], |answer| answer.bytes(MAX_PEM_BYTES));
+        let answer = self.ask(ApiRequest::get(&path), &[], |answer| {
+            answer.bytes(MAX_PEM_BYTES)
+        });
         let pem = answer.map_err(|e| self.refused(e))?;
         if tls::certificates(&pem).is_empty() {
             return Err(wrong(
@@ -317,10 +321,14 @@ impl Supervisor {
     /// Has a fresh key certified (K3SJ-05). Returns chain and key, both PEM.
     ///
     /// - Errors: among others [`JoinError::NodePassword`]: the node has had another password.
-    pub fn certify(&self, node: &Node, purpose: Purpose) -> Result<(String, String), JoinError> {
+    pub fn certify(
+        &self,
+        node: &K3sNodeIdentity,
+        purpose: CertificatePurpose,
+    ) -> Result<(String, String), JoinError> {
         let file = match purpose {
-            Purpose::Client => "client-kubelet.crt",
-            Purpose::Serving => "serving-kubelet.crt",
+            CertificatePurpose::Client => "client-kubelet.crt",
+            CertificatePurpose::Serving => "serving-kubelet.crt",
         };
         let url = &self.asked.url;
         let subject = node_subject(&node.name);
@@ -334,7 +342,7 @@ impl Supervisor {
         let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
         let ips = ips.join(",");
         let path = format!("{V1}/{file}");
-        let ask = Ask::send(Method::POST, &path, "application/octet-stream", &request);
+        let ask = ApiRequest::send(Method::POST, &path, "application/octet-stream", &request);
         let mut more = vec![
             ("k3s-Node-Name", &*node.name),
             ("k3s-Node-Password", &*node.password),
@@ -356,7 +364,7 @@ impl Supervisor {
         check_pair(&text, &made.key).map_err(|e| wrong(file, url, crate::error::chain(&e)))?;
         let name = x509::read_chain(text.as_bytes()).map_err(|e| wrong(file, url, e))?;
         let name = &name[0].common_name;
-        if purpose == Purpose::Client && *name != subject.common_name {
+        if purpose == CertificatePurpose::Client && *name != subject.common_name {
             return Err(wrong(file, url, format!("it is for {name:?}")));
         }
         Ok((text, made.key))
@@ -371,12 +379,12 @@ pub fn renew(
     config: &Kubeconfig,
     servers: &[Url],
     proxies: &ProxyVariables,
-    node: &Node,
-    purpose: Purpose,
+    node: &K3sNodeIdentity,
+    purpose: CertificatePurpose,
 ) -> Result<(String, String), JoinError> {
     let mut result = Err(KubeError::Local("no server of k3s is known".into()).into());
     for url in servers {
-        result = Supervisor::of_member(config.clone(), url, proxies).certify(node, purpose);
+        result = K3sSupervisor::of_member(config.clone(), url, proxies).certify(node, purpose);
         if !matches!(&result, Err(JoinError::Kube(e)) if !e.is_answer()) {
             break;
         }
@@ -386,7 +394,7 @@ pub fn renew(
 
 /// Makes a kubeconfig for the apiserver at `url`, without a user yet.
 #[must_use]
-pub fn kubeconfig(url: &Url, trust: Trust) -> Kubeconfig {
+pub fn kubeconfig(url: &Url, trust: ServerTrust) -> Kubeconfig {
     stranger(url, trust)
 }
 

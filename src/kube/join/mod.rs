@@ -19,10 +19,10 @@ use core::time::Duration;
 use serde_json::Value;
 use smol::Timer;
 
-use super::client::{Ask, Client, Cluster, Timeouts};
+use super::client::{ApiRequest, ClientTimeouts, KubeClient, SharedApiserver};
 use super::error::KubeError;
-use super::kubeconfig::{Kubeconfig, Material, Trust, User};
-use crate::api::{Wall, link::LinkClass};
+use super::kubeconfig::{Kubeconfig, KubeconfigMaterial, KubeconfigUser, ServerTrust};
+use crate::api::{WallTime, link::LinkClass};
 use crate::net::{ProxyVariables, Url};
 
 /// Time limit of an exchange from start to end.
@@ -50,9 +50,9 @@ pub enum JoinError {
         /// Error that the difference has caused.
         error: KubeError,
         /// Time of this machine.
-        ours: Wall,
+        ours: WallTime,
         /// Time of the server.
-        theirs: Wall,
+        theirs: WallTime,
     },
     /// Fault of the text typed as a token.
     #[error("the token {0}")]
@@ -150,32 +150,32 @@ pub(crate) fn wrong(what: &'static str, url: &Url, why: impl core::fmt::Display)
 }
 
 /// A server that is asked before this machine is a node.
-pub(crate) struct Asked {
+pub(crate) struct JoinServer {
     pub(crate) url: Url,
-    client: Client,
+    client: KubeClient,
     /// Requests made while the server is busy.
     tries: u32,
     /// The server's time, in seconds since 1970, and ours at that moment; 0: not heard.
     dates: Arc<[AtomicI64; 2]>,
 }
 
-impl Asked {
+impl JoinServer {
     pub(crate) fn new(config: Kubeconfig, proxies: &ProxyVariables) -> Self {
         let dates = Arc::new([AtomicI64::new(0), AtomicI64::new(0)]);
         let heard = Arc::clone(&dates);
-        let on_date = move |theirs: Wall, ours: Wall| {
+        let on_date = move |theirs: WallTime, ours: WallTime| {
             heard[0].store(theirs.secs(), Ordering::Relaxed);
             heard[1].store(ours.secs(), Ordering::Relaxed);
         };
-        let timeouts = Timeouts {
+        let timeouts = ClientTimeouts {
             whole: Some(ANSWER_TIME),
-            ..Timeouts::default()
+            ..ClientTimeouts::default()
         };
         let url = config.servers[0].clone();
-        let cluster = Cluster::new(config, proxies.clone(), Some(Box::new(on_date)));
+        let cluster = SharedApiserver::new(config, proxies.clone(), Some(Box::new(on_date)));
         Self {
             url,
-            client: Client::new(Arc::new(cluster), timeouts, None, LinkClass::Api),
+            client: KubeClient::new(Arc::new(cluster), timeouts, None, LinkClass::Api),
             tries: BUSY_TRIES,
             dates,
         }
@@ -184,8 +184,8 @@ impl Asked {
     /// Asks again while the server is busy or not ready.
     fn send<T>(
         &self,
-        ask: &Ask<'_>,
-        read: impl Fn(super::client::Answer) -> Result<T, KubeError>,
+        ask: &ApiRequest<'_>,
+        read: impl Fn(super::client::ApiResponse) -> Result<T, KubeError>,
     ) -> Result<T, KubeError> {
         let mut tries = self.tries;
         loop {
@@ -203,7 +203,7 @@ impl Asked {
     }
 
     pub(crate) fn document(&self, path: &str) -> Result<Value, KubeError> {
-        self.send(&Ask::get(path), super::client::Answer::document)
+        self.send(&ApiRequest::get(path), super::client::ApiResponse::document)
     }
 
     /// Makes it an error of the clocks, if they may be why a server is not trusted. `heard`: the server that told the
@@ -216,8 +216,8 @@ impl Asked {
             {
                 JoinError::Clock {
                     error,
-                    ours: Wall::from_secs(ours),
-                    theirs: Wall::from_secs(theirs),
+                    ours: WallTime::from_secs(ours),
+                    theirs: WallTime::from_secs(theirs),
                 }
             }
             error => error.into(),
@@ -226,7 +226,7 @@ impl Asked {
 }
 
 /// Makes a kubeconfig for one server, trusted as `trust` says, without a user.
-pub(crate) fn stranger(url: &Url, trust: Trust) -> Kubeconfig {
+pub(crate) fn stranger(url: &Url, trust: ServerTrust) -> Kubeconfig {
     Kubeconfig {
         path: "join".into(),
         // Paths are appended to it.
@@ -234,7 +234,7 @@ pub(crate) fn stranger(url: &Url, trust: Trust) -> Kubeconfig {
         trust,
         tls_server_name: None,
         proxy_url: None,
-        user: User::default(),
+        user: KubeconfigUser::default(),
         exec_config: None,
     }
 }

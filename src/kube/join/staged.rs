@@ -17,10 +17,10 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::config::{
-    Config,
-    join::{Before, EARLIER_OWN_DROP_IN, OWN_DROP_IN, before},
+    AgentConfig,
+    join::{EARLIER_OWN_DROP_IN, ExistingNodeConfig, OWN_DROP_IN, before},
 };
-use crate::kube::store::Store;
+use crate::kube::store::CertificateStore;
 use crate::sys::{file, mount};
 
 /// Suffix of a file's name until it counts.
@@ -43,14 +43,15 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> StageError {
 
 /// Places of the files of a join, on a machine with this configuration.
 #[must_use]
-pub fn places(cfg: &Config) -> Vec<PathBuf> {
+pub fn places(cfg: &AgentConfig) -> Vec<PathBuf> {
     let cluster = &cfg.cluster;
     let files = [
         &cluster.bootstrap_kubeconfig,
         &cluster.kubeconfig,
         &cfg.server.client_ca,
     ];
-    let links = [Store::client, Store::server].map(|of| of(&cluster.cert_dir).current_path());
+    let links = [CertificateStore::client, CertificateStore::server]
+        .map(|of| of(&cluster.cert_dir).current_path());
     files.into_iter().flatten().cloned().chain(links).collect()
 }
 
@@ -74,10 +75,10 @@ pub fn finish_left(
     drop_ins: Option<&Path>,
 ) -> Result<bool, StageError> {
     match (before(file), drop_ins) {
-        (Ok(Before::Member(_)), _) => finish(file, places),
-        (Ok(Before::Own(own)), Some(dir)) => take_back(file, &own, dir),
+        (Ok(ExistingNodeConfig::Member(_)), _) => finish(file, places),
+        (Ok(ExistingNodeConfig::Own(own)), Some(dir)) => take_back(file, &own, dir),
         // The reader of the configuration reports an error.
-        (Ok(Before::Nothing | Before::Own(_)) | Err(_), _) => Ok(false),
+        (Ok(ExistingNodeConfig::Nothing | ExistingNodeConfig::Own(_)) | Err(_), _) => Ok(false),
     }
 }
 
@@ -113,7 +114,7 @@ fn finish(file: &Path, places: &[PathBuf]) -> Result<bool, StageError> {
 }
 
 /// Files beside their places. Unless they are committed, they are removed again.
-pub struct Staged {
+pub struct StagedFiles {
     /// The configuration.
     file: PathBuf,
     /// Places of the others.
@@ -123,7 +124,7 @@ pub struct Staged {
     counts: bool,
 }
 
-impl Staged {
+impl StagedFiles {
     /// Stages the configuration, as the first file: while it waits, nothing else counts.
     pub fn begin(file: &Path, content: &[u8], mode: u32) -> Result<Self, StageError> {
         may_be_replaced(file)?;
@@ -210,7 +211,7 @@ impl Staged {
     }
 }
 
-impl Drop for Staged {
+impl Drop for StagedFiles {
     fn drop(&mut self) {
         if self.counts {
             return;
@@ -398,7 +399,7 @@ mod tests {
         let copy = scratch.join("copy");
         let before = tree(&scratch.0);
         // A join that is given up leaves the files as they were.
-        let begin = || Staged::begin(&scratch.join("config"), b"b", 0o644).expect("begun");
+        let begin = || StagedFiles::begin(&scratch.join("config"), b"b", 0o644).expect("begun");
         let mut staged = begin();
         staged.add_now(&copy, b"a", 0o600).expect("written");
         assert_eq!(fs::read(&copy).expect("copy"), b"a");
@@ -467,7 +468,7 @@ mod tests {
     /// Joins cluster `b`, whose pair is there already, or else is to be asked for.
     fn join(scratch: &Scratch, has_pair: bool) -> Result<(), StageError> {
         let place = |name: &str| scratch.join(name);
-        let mut staged = Staged::begin(&place("config"), b"b", 0o644)?;
+        let mut staged = StagedFiles::begin(&place("config"), b"b", 0o644)?;
         staged.clear(&all_places(scratch))?;
         staged.add(&place("ca"), b"b", 0o644)?;
         if has_pair {

@@ -9,14 +9,14 @@ use sha2::{Digest as _, Sha256};
 use super::{JoinError, k3s};
 use crate::api::hex;
 use crate::kube::csr;
-use crate::kube::kubeconfig::{Material, Trust};
+use crate::kube::kubeconfig::{KubeconfigMaterial, ServerTrust};
 use crate::kube::testing::{Authority, NOW, Server, Validity, ok, say};
 use crate::net::{ProxyVariables, Url, tls};
 
 const SECRET: &str = "abcdef.0123456789abcdef";
 
-fn token(text: &str) -> k3s::Token {
-    k3s::Token::parse(text).expect("a token")
+fn token(text: &str) -> k3s::K3sToken {
+    k3s::K3sToken::parse(text).expect("a token")
 }
 
 /// A server of that CA that answers `/cacerts` with these bytes.
@@ -35,7 +35,7 @@ fn server(ca: &Authority, holds: Validity, headers: &'static str, served: String
 }
 
 /// The CA that a supervisor has proved.
-fn find(url: &Url, token: k3s::Token) -> Result<Vec<u8>, JoinError> {
+fn find(url: &Url, token: k3s::K3sToken) -> Result<Vec<u8>, JoinError> {
     k3s::find(url, token, &ProxyVariables::default()).map(|(_, ca)| ca)
 }
 
@@ -50,16 +50,16 @@ fn tokens_of_k3s() {
         (SECRET.to_owned(), false),
         ("any-word".to_owned(), false),
     ] {
-        let token = k3s::Token::parse(&text);
+        let token = k3s::K3sToken::parse(&text);
         let token = token.unwrap_or_else(|e| panic!("{text}: {e}"));
         assert_eq!(token.names_ca(), names_ca, "{text}");
     }
     for bad in ["", "K10aa::node:x", "a b", "K10::node:x"] {
-        assert!(k3s::Token::parse(bad).is_err(), "{bad}");
+        assert!(k3s::K3sToken::parse(bad).is_err(), "{bad}");
     }
     for bad in ["word", "", "node:"] {
         let text = format!("K10{digest}::{bad}");
-        assert!(k3s::Token::parse(&text).is_err(), "{text}");
+        assert!(k3s::K3sToken::parse(&text).is_err(), "{text}");
     }
 }
 
@@ -119,10 +119,13 @@ fn another_server_renews_when_one_is_silent() {
     drop(nobody);
     let (signs, refuses) = (&url(&signs.url()), &url(&refuses.url()));
     let own = ca.client("system:nodes", "system:node:a", NOW);
-    let mut config = k3s::kubeconfig(signs, Trust::Ca(Material::Inline(ca.pem.clone().into())));
-    let inline = |text: &str| Material::Inline(text.as_bytes().to_vec());
+    let mut config = k3s::kubeconfig(
+        signs,
+        ServerTrust::Ca(KubeconfigMaterial::Inline(ca.pem.clone().into())),
+    );
+    let inline = |text: &str| KubeconfigMaterial::Inline(text.as_bytes().to_vec());
     config.user.certificate = Some((inline(&own.certificate), inline(&own.key)));
-    let node = k3s::Node {
+    let node = k3s::K3sNodeIdentity {
         name: "a".into(),
         password: "p".into(),
         ips: Vec::new(),
@@ -130,7 +133,13 @@ fn another_server_renews_when_one_is_silent() {
     let renew = |servers: &[&Url]| {
         let servers: Vec<Url> = servers.iter().copied().cloned().collect();
         let proxies = ProxyVariables::default();
-        k3s::renew(&config, &servers, &proxies, &node, k3s::Purpose::Client)
+        k3s::renew(
+            &config,
+            &servers,
+            &proxies,
+            &node,
+            k3s::CertificatePurpose::Client,
+        )
     };
     let (chain, _) = renew(&[&silent, signs]).expect("the second one");
     assert!(chain.contains("BEGIN CERTIFICATE"), "{chain}");

@@ -5,7 +5,7 @@ use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use serde_json::json;
 
 use super::*;
-use crate::api::Wall;
+use crate::api::WallTime;
 use crate::api::pod::{Probe, RestartRule, RestartRuleExitCodes};
 use crate::testing::{
     Random, container, exited, instance, nth, pod_with, running_pod, sandbox, sidecar,
@@ -17,7 +17,7 @@ use RestartPolicy::{Always, Never, OnFailure};
 #[derive(Default)]
 struct Results(BTreeMap<String, ProbeResult>);
 
-impl Probes for Results {
+impl ProbeResults for Results {
     fn liveness(&self, id: &ContainerId) -> Option<ProbeResult> {
         self.0.get(&format!("l {id}")).copied()
     }
@@ -210,8 +210,8 @@ fn sandbox_decision() {
 fn latest_sandbox_order() {
     // ACT-11
     let (mut old, mut new) = (sandbox(1, DEAD), sandbox(1, READY));
-    old.created_at = Wall::from_secs(5);
-    new.created_at = Wall::from_secs(6);
+    old.created_at = WallTime::from_secs(5);
+    new.created_at = WallTime::from_secs(6);
     new.id = "z".into();
     let case = Case::new(&["a"], running(&["a"])).sandboxes(vec![old, new]);
     assert_eq!(
@@ -515,8 +515,9 @@ fn end_of_the_pod() {
 
 #[test]
 fn nothing_starts_after_deletion() {
-    let deleted =
-        |case: Case| case.edit(|pod| pod.metadata.deletion_timestamp = Some(Wall::from_secs(1)));
+    let deleted = |case: Case| {
+        case.edit(|pod| pod.metadata.deletion_timestamp = Some(WallTime::from_secs(1)))
+    };
     // ACT-40 KILL-18
     check(vec![
         ("running", deleted(Case::new(&["a"], running(&["a"]))), "-"),
@@ -1031,7 +1032,7 @@ fn random_case(random: &mut Random) -> Case {
         .map(|n| sandbox(n, if random.one_in(3) { DEAD } else { READY }))
         .collect();
     if random.one_in(5) {
-        case.pod.metadata.deletion_timestamp = Some(Wall::from_secs(1));
+        case.pod.metadata.deletion_timestamp = Some(WallTime::from_secs(1));
     }
     case
 }

@@ -12,7 +12,7 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::api::{Mono, PodUid};
+use crate::api::{MonoTime, PodUid};
 
 /// Time from a read to the next one.
 const GAP: Duration = Duration::from_secs(1);
@@ -26,44 +26,44 @@ const MAX_WAITING: usize = 128;
 
 /// Pods that wait for a read of the Node, and the read. One in an agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rereads {
+pub struct NodeRereads {
     /// In the order in which they came, at most [`MAX_WAITING`].
-    pods: Vec<Wait>,
+    pods: Vec<RereadWait>,
     /// A read is under way.
     reading: bool,
     /// Earliest begin of the next read.
-    not_before: Mono,
+    not_before: MonoTime,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Wait {
+struct RereadWait {
     uid: PodUid,
-    until: Mono,
-    turn: Turn,
+    until: MonoTime,
+    turn: RereadStage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Turn {
+enum RereadStage {
     /// The pod waits for the next read.
     Waiting,
     /// The pod waits for the read under way.
     Asked,
     /// The read brought an answer.
     Answered,
-    /// [`Rereads::poll_ready`] has returned the pod: it is about to be judged.
+    /// [`NodeRereads::poll_ready`] has returned the pod: it is about to be judged.
     Told,
 }
 
-impl Rereads {
+impl NodeRereads {
     /// Makes the pod wait. Returns true if there is room for it.
     #[must_use]
-    pub fn hold(&mut self, uid: &PodUid, now: Mono) -> bool {
+    pub fn hold(&mut self, uid: &PodUid, now: MonoTime) -> bool {
         let has_room = self.pods.len() < MAX_WAITING;
         if has_room {
-            self.pods.push(Wait {
+            self.pods.push(RereadWait {
                 uid: uid.clone(),
                 until: now + WAIT,
-                turn: Turn::Waiting,
+                turn: RereadStage::Waiting,
             });
         }
         has_room
@@ -73,7 +73,7 @@ impl Rereads {
     #[must_use]
     pub fn is_waiting(&self, uid: &PodUid) -> bool {
         let mut all = self.pods.iter();
-        all.any(|wait| wait.uid == *uid && wait.turn != Turn::Told)
+        all.any(|wait| wait.uid == *uid && wait.turn != RereadStage::Told)
     }
 
     /// Returns true if the pod waits, or is about to be judged.
@@ -82,35 +82,35 @@ impl Rereads {
         self.pods.iter().any(|wait| wait.uid == *uid)
     }
 
-    /// Returns true if the Node is to be read now, for all waiting pods; ends with [`Rereads::answered`].
+    /// Returns true if the Node is to be read now, for all waiting pods; ends with [`NodeRereads::answered`].
     #[must_use]
-    pub fn poll_read(&mut self, now: Mono) -> bool {
+    pub fn poll_read(&mut self, now: MonoTime) -> bool {
         let is_due = self.next_read().is_some_and(|due| due <= now);
         if is_due {
             self.reading = true;
-            self.turn(Turn::Waiting, Turn::Asked);
+            self.turn(RereadStage::Waiting, RereadStage::Asked);
         }
         is_due
     }
 
     /// Ends the read. `came`: it brought the Node.
-    pub fn answered(&mut self, came: bool, now: Mono) {
+    pub fn answered(&mut self, came: bool, now: MonoTime) {
         let (then, pause) = match came {
-            true => (Turn::Answered, GAP),
-            false => (Turn::Waiting, RETRY),
+            true => (RereadStage::Answered, GAP),
+            false => (RereadStage::Waiting, RETRY),
         };
         self.reading = false;
         self.not_before = now + pause;
-        self.turn(Turn::Asked, then);
+        self.turn(RereadStage::Asked, then);
     }
 
     /// Returns a pod that is to be judged now, by the Node as it is known: the answer came, or the wait is over. Each
     /// pod is returned once.
-    pub fn poll_ready(&mut self, now: Mono) -> Option<PodUid> {
-        let is_ready = |wait: &Wait| wait.turn == Turn::Answered || wait.until <= now;
+    pub fn poll_ready(&mut self, now: MonoTime) -> Option<PodUid> {
+        let is_ready = |wait: &RereadWait| wait.turn == RereadStage::Answered || wait.until <= now;
         let mut all = self.pods.iter_mut();
-        let wait = all.find(|wait| wait.turn != Turn::Told && is_ready(wait))?;
-        wait.turn = Turn::Told;
+        let wait = all.find(|wait| wait.turn != RereadStage::Told && is_ready(wait))?;
+        wait.turn = RereadStage::Told;
         Some(wait.uid.clone())
     }
 
@@ -123,18 +123,24 @@ impl Rereads {
 
     /// Earliest time at which a read begins or a wait ends.
     #[must_use]
-    pub fn next_timeout(&self) -> Option<Mono> {
-        let waits = self.pods.iter().filter(|wait| wait.turn != Turn::Told);
+    pub fn next_timeout(&self) -> Option<MonoTime> {
+        let waits = self
+            .pods
+            .iter()
+            .filter(|wait| wait.turn != RereadStage::Told);
         let patience = waits.map(|wait| wait.until).min();
         [patience, self.next_read()].into_iter().flatten().min()
     }
 
-    fn next_read(&self) -> Option<Mono> {
-        let waits = self.pods.iter().any(|wait| wait.turn == Turn::Waiting);
+    fn next_read(&self) -> Option<MonoTime> {
+        let waits = self
+            .pods
+            .iter()
+            .any(|wait| wait.turn == RereadStage::Waiting);
         (waits && !self.reading).then_some(self.not_before)
     }
 
-    fn turn(&mut self, from: Turn, to: Turn) {
+    fn turn(&mut self, from: RereadStage, to: RereadStage) {
         let all = self.pods.iter_mut().filter(|wait| wait.turn == from);
         all.for_each(|wait| wait.turn = to);
     }
@@ -146,21 +152,21 @@ mod tests {
 
     use super::*;
 
-    const NOW: Mono = Mono(5_000);
+    const NOW: MonoTime = MonoTime(5_000);
 
     fn uid(text: &str) -> PodUid {
         text.into()
     }
 
-    fn holding(uids: &[&str]) -> Rereads {
-        let mut rereads = Rereads::default();
+    fn holding(uids: &[&str]) -> NodeRereads {
+        let mut rereads = NodeRereads::default();
         for text in uids {
             assert!(rereads.hold(&uid(text), NOW));
         }
         rereads
     }
 
-    fn ready(rereads: &mut Rereads, now: Mono) -> Vec<PodUid> {
+    fn ready(rereads: &mut NodeRereads, now: MonoTime) -> Vec<PodUid> {
         core::iter::from_fn(|| rereads.poll_ready(now)).collect()
     }
 
@@ -168,7 +174,7 @@ mod tests {
     fn all_that_wait_share_a_read_and_who_comes_later_gets_another() {
         // ADM-08
         let mut rereads = holding(&["a", "b"]);
-        assert_eq!(rereads.next_timeout(), Some(Mono(0)));
+        assert_eq!(rereads.next_timeout(), Some(MonoTime(0)));
         assert!(rereads.poll_read(NOW));
         assert!(rereads.hold(&uid("late"), NOW));
         assert!(!rereads.poll_read(NOW), "one at a time");
@@ -199,7 +205,7 @@ mod tests {
         // The answer to this read does not come.
         let end = NOW + WAIT;
         assert_eq!(rereads.next_timeout(), Some(end));
-        assert!(ready(&mut rereads, Mono(end.0 - 1)).is_empty());
+        assert!(ready(&mut rereads, MonoTime(end.0 - 1)).is_empty());
         assert_eq!(ready(&mut rereads, end), [uid("a")]);
         assert_eq!(rereads.next_timeout(), None);
     }
@@ -207,7 +213,7 @@ mod tests {
     #[test]
     fn so_many_wait_and_no_more() {
         // ADM-08
-        let mut rereads = Rereads::default();
+        let mut rereads = NodeRereads::default();
         let all = vec![uid("x"); MAX_WAITING];
         assert!(all.iter().all(|uid| rereads.hold(uid, NOW)));
         assert!(!rereads.hold(&uid("y"), NOW) && !rereads.holds(&uid("y")));

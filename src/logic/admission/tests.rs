@@ -9,8 +9,8 @@ use crate::api::pod::{
 };
 use crate::testing::{container, pod_with, sidecar};
 
-fn node() -> NodeFacts {
-    NodeFacts {
+fn node() -> AdmissionNodeFacts {
+    AdmissionNodeFacts {
         name: "pi".into(),
         labels: [("zone".into(), "a".into())].into(),
         allocatable: [
@@ -22,7 +22,7 @@ fn node() -> NodeFacts {
         .map(|(name, n)| (name.into(), n))
         .into(),
         sysctls: SysctlAllowlist::new((5, 10), &[]).expect("list"),
-        ..NodeFacts::default()
+        ..AdmissionNodeFacts::default()
     }
 }
 
@@ -59,7 +59,7 @@ fn port(host_port: u16, protocol: &str, host_ip: &str) -> ContainerPort {
     }
 }
 
-fn reason(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> String {
+fn reason(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> String {
     admit(pod, node, active)
         .err()
         .map_or_else(String::new, |r| r.reason)
@@ -284,9 +284,9 @@ fn fit_to_the_node() {
     ] {
         let got = admit(&pod, &node(), &[]).err();
         let verdict = judge(&pod, &node(), &[]);
-        let want = got.clone().map_or(Verdict::Admit, |r| match why {
-            "NodeAffinity" | "TaintToleration" => Verdict::ReadNodeAgain(r),
-            _ => Verdict::Refuse(r),
+        let want = got.clone().map_or(AdmissionVerdict::Admit, |r| match why {
+            "NodeAffinity" | "TaintToleration" => AdmissionVerdict::ReadNodeAgain(r),
+            _ => AdmissionVerdict::Refuse(r),
         });
         assert_eq!(verdict, want, "{name}");
         let (r, m) = got.map_or_else(Default::default, |r| (r.reason, r.message));
@@ -443,7 +443,7 @@ fn sysctls_and_apparmor() {
         ..SecurityContext::default()
     });
     let mut running = of_pod("RuntimeDefault");
-    running.status.phase = Phase::Running;
+    running.status.phase = PodPhase::Running;
     let annotated = with(|pod| {
         let key = format!("{APPARMOR_ANNOTATION}a");
         pod.metadata
@@ -499,19 +499,19 @@ fn labels_alone_may_be_old() {
     let elsewhere = |pod: &mut Pod| pod.spec.node_selector = [("zone".into(), "b".into())].into();
     let mut pod = with(elsewhere);
     let node = node();
-    let Verdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
+    let AdmissionVerdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
         panic!("read again")
     };
     assert_eq!(rejection.reason, "NodeAffinity");
     // If anything else is against the pod, a new read of the Node is of no use.
     pod.spec.node_name = "po".into();
-    let Verdict::Refuse(rejection) = judge(&pod, &node, &[]) else {
+    let AdmissionVerdict::Refuse(rejection) = judge(&pod, &node, &[]) else {
         panic!("refused")
     };
     assert_eq!(rejection.reason, "NodeAffinity");
     let mut big = asking("cpu=9");
     elsewhere(&mut big);
-    let Verdict::Refuse(rejection) = judge(&big, &node, &[]) else {
+    let AdmissionVerdict::Refuse(rejection) = judge(&big, &node, &[]) else {
         panic!("refused")
     };
     assert_eq!(rejection.reason, "OutOfcpu");
@@ -527,18 +527,19 @@ fn critical_pods_make_room() {
     };
     let small = || ActivePod::of(&asking("cpu=300m"));
     let large = || ActivePod::of(&asking("cpu=600m"));
-    let preempts = |victims: &[usize], resource: &str| Verdict::Preempt {
+    let preempts = |victims: &[usize], resource: &str| AdmissionVerdict::Preempt {
         victims: victims.to_vec(),
         resource: resource.into(),
     };
-    let refuses = |reason: &str, message: &str| Verdict::Refuse(Rejection::new(reason, message));
+    let refuses =
+        |reason: &str, message: &str| AdmissionVerdict::Refuse(Rejection::new(reason, message));
     // ADM-14
     for (name, pod, active, want) in [
         (
             "there is room",
             critical("cpu=100m", |_| ()),
             vec![small(), large()],
-            Verdict::Admit,
+            AdmissionVerdict::Admit,
         ),
         (
             "the one that is enough",
@@ -636,13 +637,13 @@ fn taints_alone_may_be_old() {
         ..Taint::default()
     }];
     let mut pod = with(|pod| pod.spec.node_selector = [("zone".into(), "a".into())].into());
-    let Verdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
+    let AdmissionVerdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
         panic!("read again")
     };
     assert_eq!(rejection.reason, "TaintToleration");
     // With labels and taints both against the pod, the Node is read again, too.
     pod.spec.node_selector = [("zone".into(), "b".into())].into();
-    let Verdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
+    let AdmissionVerdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
         panic!("read again")
     };
     assert_eq!(rejection.reason, "NodeAffinity");
@@ -654,7 +655,7 @@ fn what_an_agent_before_this_one_has_learnt() {
     let taint = |key: &str, effect: &str| Taint {
         key: key.into(),
         effect: effect.into(),
-        time_added: Some(crate::api::Wall::from_secs(1)),
+        time_added: Some(crate::api::WallTime::from_secs(1)),
         ..Taint::default()
     };
     let mut seen = Node::default();

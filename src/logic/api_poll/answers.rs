@@ -1,24 +1,27 @@
 //! Answers and failures of requests.
 
-use super::{ApiPoll, Failure, Item, List, Sight, Ticket, Verdict, number, slot::Slot};
-use crate::api::{Mono, PodUid};
+use super::{
+    ApiPoll, ApiRequestFailure, DeliveryVerdict, GetTicket, PodListItem, PodListKind,
+    PodObjectSummary, number, slot::PodPollSlot,
+};
+use crate::api::{MonoTime, PodUid};
 
 impl ApiPoll {
     /// Takes in an item of the metadata list under way.
-    pub fn on_item(&mut self, item: &Item, now: Mono) {
+    pub fn on_item(&mut self, item: &PodListItem, now: MonoTime) {
         self.heed(number(&item.version));
         let known = self.find(&item.uid).is_some();
         // A list of all phases brings two kinds of new pods: those that ended and wait for their deletion, and mirrors.
         // Others finished long ago, or the next list has them.
-        if !known && self.listing == Some(List::All) && !item.deleting && !item.mirror {
+        if !known && self.listing == Some(PodListKind::All) && !item.deleting && !item.mirror {
             return;
         }
         match self.find_or_add(item, now) {
             Some(index) => {
                 let slot = &mut self.slots[index];
                 slot.show(&item.version);
-                slot.doubt(item.deleting, self.listing == Some(List::Live));
-                if !known && self.listing == Some(List::All) {
+                slot.doubt(item.deleting, self.listing == Some(PodListKind::Live));
+                if !known && self.listing == Some(PodListKind::All) {
                     slot.presume_terminal();
                 }
             }
@@ -27,23 +30,28 @@ impl ApiPoll {
     }
 
     /// Takes in an item of a list of whole objects; `sight` is the part of the object to keep.
-    pub fn on_object(&mut self, item: &Item, sight: Sight, now: Mono) -> Verdict {
+    pub fn on_object(
+        &mut self,
+        item: &PodListItem,
+        sight: PodObjectSummary,
+        now: MonoTime,
+    ) -> DeliveryVerdict {
         let Some(index) = self.find_or_add(item, now) else {
             self.refuse(item);
-            return Verdict::Ignore;
+            return DeliveryVerdict::Ignore;
         };
         let namesakes = self.namesake(index).is_some();
         let slot = &mut self.slots[index];
         slot.show(&item.version);
         // If two pods have the same name, only a `GET` tells which of them exists.
         if slot.is_overtaken_in_list() || !slot.wants_read() || namesakes {
-            return Verdict::Ignore;
+            return DeliveryVerdict::Ignore;
         }
         self.take_in(index, sight, now)
     }
 
     /// Takes in the good end of the list: it has shown every pod that it selects. `version` is the list's own.
-    pub fn on_list_end(&mut self, version: &str, now: Mono) {
+    pub fn on_list_end(&mut self, version: &str, now: MonoTime) {
         let Some(list) = self.listing.take() else {
             return;
         };
@@ -52,7 +60,7 @@ impl ApiPoll {
         let back = own != 0 && own < self.list_floor;
         if back || core::mem::take(&mut self.recorded) {
             // The store went back, or may have while no agent looked: equal versions need not be equal objects.
-            self.slots.iter_mut().for_each(Slot::reread);
+            self.slots.iter_mut().for_each(PodPollSlot::reread);
         }
         if back {
             // The second time in a row it is no stale list: the store went back, and its version counts from now on.
@@ -62,7 +70,7 @@ impl ApiPoll {
         }
         self.went_back = back && !self.went_back;
         self.heed(own);
-        let any_phase = list == List::All;
+        let any_phase = list == PodListKind::All;
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             let gone = slot.end_list(any_phase);
@@ -75,7 +83,7 @@ impl ApiPoll {
             self.scanned = Some(now);
             return;
         }
-        if list == List::Objects {
+        if list == PodListKind::Objects {
             self.objects_after = now + super::OBJECTS_GAP;
         }
         self.proved = Some(now);
@@ -84,27 +92,35 @@ impl ApiPoll {
     }
 
     /// Takes in the failure of the list. It proves nothing, even if only the last page failed.
-    pub fn on_list_failed(&mut self, failure: Failure, now: Mono) {
+    pub fn on_list_failed(&mut self, failure: ApiRequestFailure, now: MonoTime) {
         match self.listing.take() {
-            Some(List::All) => self.scan_wanted = true,
-            Some(List::Objects) => {
+            Some(PodListKind::All) => self.scan_wanted = true,
+            Some(PodListKind::Objects) => {
                 self.objects_after = now + super::OBJECTS_GAP;
                 self.wanted = true;
             }
-            Some(List::Live) => self.wanted = true,
+            Some(PodListKind::Live) => self.wanted = true,
             None => return,
         }
         let retry_after = match failure {
-            Failure::Server { retry_after } => retry_after,
-            Failure::Forbidden | Failure::NotFound | Failure::Unusable => None,
+            ApiRequestFailure::Server { retry_after } => retry_after,
+            ApiRequestFailure::Forbidden
+            | ApiRequestFailure::NotFound
+            | ApiRequestFailure::Unusable => None,
         };
         self.went_wrong(retry_after, now);
     }
 
     /// Takes in the object that a `GET` brought.
-    pub fn on_read(&mut self, ticket: Ticket, item: &Item, sight: Sight, now: Mono) -> Verdict {
+    pub fn on_read(
+        &mut self,
+        ticket: GetTicket,
+        item: &PodListItem,
+        sight: PodObjectSummary,
+        now: MonoTime,
+    ) -> DeliveryVerdict {
         let Some(index) = self.land(ticket) else {
-            return Verdict::Ignore;
+            return DeliveryVerdict::Ignore;
         };
         self.went_well();
         let overtaken = self.slots[index].end_get();
@@ -113,47 +129,47 @@ impl ApiPoll {
             self.is_gone(index);
             let Some(index) = self.find_or_add(item, now) else {
                 self.refuse(item);
-                return Verdict::Ignore;
+                return DeliveryVerdict::Ignore;
             };
             let slot = &mut self.slots[index];
             slot.tell(&item.version);
             // A pod that is held already, or that another request reads or writes, is not taken in here.
             if slot.is_held() || slot.is_overtaken_in_list() {
-                return Verdict::Ignore;
+                return DeliveryVerdict::Ignore;
             }
             self.drop_namesakes(index);
             return self.take_in(index, sight, now);
         }
         if overtaken {
-            return Verdict::Ignore;
+            return DeliveryVerdict::Ignore;
         }
         self.drop_namesakes(index);
         self.take_in(index, sight, now)
     }
 
     /// Takes in the failure of a `GET`.
-    pub fn on_read_failed(&mut self, ticket: Ticket, failure: Failure, now: Mono) {
+    pub fn on_read_failed(&mut self, ticket: GetTicket, failure: ApiRequestFailure, now: MonoTime) {
         let Some(index) = self.land(ticket) else {
             return;
         };
         let slot = &mut self.slots[index];
         slot.end_get();
         match failure {
-            Failure::NotFound => {
+            ApiRequestFailure::NotFound => {
                 self.went_well();
                 self.is_gone(index);
             }
-            Failure::Forbidden => {
+            ApiRequestFailure::Forbidden => {
                 slot.forbid();
                 slot.put_off(now, |base| self.jitter.stretch(base));
                 self.scan_wanted = true;
                 self.went_well();
             }
-            Failure::Unusable => {
+            ApiRequestFailure::Unusable => {
                 slot.put_off(now, |base| self.jitter.stretch(base));
                 self.went_well();
             }
-            Failure::Server { retry_after } => self.went_wrong(retry_after, now),
+            ApiRequestFailure::Server { retry_after } => self.went_wrong(retry_after, now),
         }
     }
 
@@ -166,24 +182,29 @@ impl ApiPoll {
 
     /// Takes in the end of a write of ours; `answer` is the resulting object, if there was an answer at all.
     ///
-    /// The answer counts as a read. [`Verdict::Deliver`]: another client has changed the object meanwhile.
-    pub fn on_write_ended(&mut self, uid: &PodUid, answer: Option<Sight>, now: Mono) -> Verdict {
+    /// The answer counts as a read. [`DeliveryVerdict::Deliver`]: another client has changed the object meanwhile.
+    pub fn on_write_ended(
+        &mut self,
+        uid: &PodUid,
+        answer: Option<PodObjectSummary>,
+        now: MonoTime,
+    ) -> DeliveryVerdict {
         let Some(index) = self.find(uid) else {
-            return Verdict::Ignore;
+            return DeliveryVerdict::Ignore;
         };
         let slot = &mut self.slots[index];
         slot.end_write();
         let Some(sight) = answer else {
             // It may have been done all the same: the doorbell or the next list shows it.
-            return Verdict::Same;
+            return DeliveryVerdict::Same;
         };
         let more = slot.answered(sight, now);
         self.heed(sight.number);
         self.limit_finished();
         if more {
-            Verdict::Deliver
+            DeliveryVerdict::Deliver
         } else {
-            Verdict::Same
+            DeliveryVerdict::Same
         }
     }
 
@@ -215,8 +236,9 @@ impl ApiPoll {
     /// Finds another pod of the same namespace and name.
     fn namesake(&self, index: usize) -> Option<usize> {
         let path = self.slots[index].path();
-        let other =
-            |(other, slot): (usize, &Slot)| other != index && slot.is_used() && slot.path() == path;
+        let other = |(other, slot): (usize, &PodPollSlot)| {
+            other != index && slot.is_used() && slot.path() == path
+        };
         self.slots.iter().enumerate().position(other)
     }
 
@@ -228,7 +250,7 @@ impl ApiPoll {
     }
 
     /// Takes a `GET` off the count. Returns its pod, unless that is gone.
-    fn land(&mut self, ticket: Ticket) -> Option<usize> {
+    fn land(&mut self, ticket: GetTicket) -> Option<usize> {
         self.gets = self.gets.saturating_sub(1);
         let slot = self.slots.get(ticket.index)?;
         (slot.is_used() && slot.generation == ticket.generation).then_some(ticket.index)
@@ -241,16 +263,16 @@ impl ApiPoll {
         self.free(index);
     }
 
-    fn take_in(&mut self, index: usize, sight: Sight, now: Mono) -> Verdict {
+    fn take_in(&mut self, index: usize, sight: PodObjectSummary, now: MonoTime) -> DeliveryVerdict {
         self.heed(sight.number);
         let slot = &mut self.slots[index];
         if sight.terminal && !sight.deleting && !sight.mirror && !slot.is_held() {
             // The pod ended before it was known here: it needs nothing from this node.
             self.free(index);
-            return Verdict::Ignore;
+            return DeliveryVerdict::Ignore;
         }
         slot.saw(sight, now);
         self.limit_finished();
-        Verdict::Deliver
+        DeliveryVerdict::Deliver
     }
 }

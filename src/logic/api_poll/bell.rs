@@ -3,12 +3,12 @@
 use alloc::boxed::Box;
 use core::time::Duration;
 
-use super::{ApiPoll, BACK_OFF, Item, MAX_BACK_OFF, number};
-use crate::api::Mono;
+use super::{ApiPoll, BACK_OFF, MAX_BACK_OFF, PodListItem, number};
+use crate::api::MonoTime;
 
 /// Type of an event on the watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RingKind {
+pub enum PodWatchEventKind {
     /// `ADDED` or `MODIFIED`.
     Changed,
     /// `DELETED`: gone.
@@ -20,16 +20,16 @@ pub enum RingKind {
 /// Event of the watch. An over-long event, or one that does not tell its pod, leads to [`ApiPoll::on_unknown_ring`]
 /// instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ring {
+pub struct PodWatchEvent {
     /// Type.
-    pub kind: RingKind,
+    pub kind: PodWatchEventKind,
     /// Pod and version; a bookmark has only a version.
-    pub item: Item,
+    pub item: PodListItem,
 }
 
 /// End of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BellEnd {
+pub enum DoorbellEnd {
     /// The server closed it after the time that was asked for.
     Clean,
     /// Anything else: an `ERROR` line, a break, an over-run, an answer other than 200.
@@ -38,36 +38,36 @@ pub enum BellEnd {
 
 /// State of the doorbell.
 #[derive(Debug, Default)]
-pub(super) struct Bell {
+pub(super) struct DoorbellState {
     /// Time when the watch was opened; `None` while it is closed.
-    open: Option<Mono>,
+    open: Option<MonoTime>,
     /// Set if the watch has told of a change that was not our own doing.
     foreign: bool,
     /// Version of the last list, or of the last event after it; empty before the first list.
     version: Box<str>,
-    retry_at: Mono,
+    retry_at: MonoTime,
     /// Breaks without a clean end or a long life between them.
     breaks: u32,
 }
 
-impl Bell {
+impl DoorbellState {
     pub(super) const fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    pub(super) fn may_open(&self, now: Mono) -> bool {
+    pub(super) fn may_open(&self, now: MonoTime) -> bool {
         self.opens_at() <= now
     }
 
-    pub(super) fn opens_at(&self) -> Mono {
+    pub(super) fn opens_at(&self) -> MonoTime {
         if self.open.is_some() || self.version.is_empty() {
-            Mono(u64::MAX)
+            MonoTime(u64::MAX)
         } else {
             self.retry_at
         }
     }
 
-    pub(super) fn open(&mut self, now: Mono) -> Option<Box<str>> {
+    pub(super) fn open(&mut self, now: MonoTime) -> Option<Box<str>> {
         if self.version.is_empty() {
             return None;
         }
@@ -89,12 +89,12 @@ impl Bell {
 
 impl ApiPoll {
     /// Takes in an event of the doorbell.
-    pub fn on_ring(&mut self, ring: &Ring, now: Mono) {
+    pub fn on_ring(&mut self, ring: &PodWatchEvent, now: MonoTime) {
         if !ring.item.version.is_empty() {
             self.bell.version = ring.item.version.clone();
             self.heed(number(&ring.item.version));
         }
-        if ring.kind == RingKind::Bookmark {
+        if ring.kind == PodWatchEventKind::Bookmark {
             return;
         }
         if ring.item.uid.is_empty() || ring.item.name.is_empty() {
@@ -102,11 +102,11 @@ impl ApiPoll {
             return;
         }
         let news = match (self.find(&ring.item.uid), ring.kind) {
-            (Some(index), RingKind::Deleted) => self.slots[index].tell(&ring.item.version),
+            (Some(index), PodWatchEventKind::Deleted) => self.slots[index].tell(&ring.item.version),
             (Some(index), _) => self.slots[index].show(&ring.item.version),
             // A pod that was never known here, and is gone.
-            (None, RingKind::Deleted) => false,
-            (None, RingKind::Changed | RingKind::Bookmark) => {
+            (None, PodWatchEventKind::Deleted) => false,
+            (None, PodWatchEventKind::Changed | PodWatchEventKind::Bookmark) => {
                 match self.find_or_add(&ring.item, now) {
                     Some(index) => self.slots[index].show(&ring.item.version),
                     // It may have ended long ago. The list of live pods tells whether it has to be refused.
@@ -128,12 +128,12 @@ impl ApiPoll {
     }
 
     /// Takes in the end of the watch. A clean end without foreign events proves as much as a list.
-    pub fn on_bell_end(&mut self, end: BellEnd, now: Mono) {
+    pub fn on_bell_end(&mut self, end: DoorbellEnd, now: MonoTime) {
         let Some(since) = self.bell.open.take() else {
             return;
         };
         match end {
-            BellEnd::Clean => {
+            DoorbellEnd::Clean => {
                 self.bell.breaks = 0;
                 if !self.bell.foreign && !self.wanted {
                     self.proved = Some(now);
@@ -141,7 +141,7 @@ impl ApiPoll {
                 // A server that closes at once is not asked again without a pause.
                 self.bell.retry_at = since + BACK_OFF;
             }
-            BellEnd::Broken => {
+            DoorbellEnd::Broken => {
                 if now - since > MAX_BACK_OFF {
                     self.bell.breaks = 0;
                 }

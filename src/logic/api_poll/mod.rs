@@ -22,13 +22,13 @@
 //!   list that failed half-way still counts for the pods that it showed: their versions lead to `GET`s like rings of
 //!   the doorbell (SRC-30).
 //! - **Our own writes cost no read**: the answer to a write is the object, so it counts as a read. If another client
-//!   wrote in between, the answer differs from the delivered object, and is delivered ([`Verdict::Deliver`]). While a
+//!   wrote in between, the answer differs from the delivered object, and is delivered ([`DeliveryVerdict::Deliver`]). While a
 //!   write is under way its pod is not read, for the echo on the doorbell often comes before the answer.
 //! - **An answer may be older than what is known meanwhile**: a `GET` that a write of our own overtook is thrown away.
 //! - **Terminal pods** are not in the list (its selector leaves them out: finished Jobs must not fill the table). Those
 //!   held stay held until the API no longer has them. The doorbell tells their end: it selects all phases. A list of
 //!   all phases finds what the doorbell missed. It is made at the start and every [`SCAN_INTERVAL`]. After a break,
-//!   after a list between two watches, and without a doorbell, it is made every [`Paces::full`], or every
+//!   after a list between two watches, and without a doorbell, it is made every [`PollIntervals::full`], or every
 //!   [`SCAN_LISTS`] lists while pods are held that have ended. It also finds pods that ended and wait for their
 //!   deletion (SM-13): an earlier agent, an outage or a store that went back in time may leave them. It finds mirrors
 //!   that show an end, too: they have to go with their static pods.
@@ -38,7 +38,7 @@
 //!
 //! | what | bound | beyond it |
 //! |---|---|---|
-//! | pods held | capacity given at the start, [`MAX_FINISHED`] more | [`Ask::Refuse`]: the pod is told `OutOfpods` |
+//! | pods held | capacity given at the start, [`MAX_FINISHED`] more | [`PollRequest::Refuse`]: the pod is told `OutOfpods` |
 //! | refusals that wait | [`MAX_REFUSALS`] | the next list brings the others again |
 //! | finished pods held | [`MAX_FINISHED`] | the one that ended first goes: its logs and directory are removed |
 //! | `GET`s at a time | [`MAX_GETS`] | they wait their turn |
@@ -52,15 +52,15 @@ use core::time::Duration;
 use serde_json::Value;
 
 use super::{digest, fnv::fnv1a, work_queue::Jitter};
-use crate::api::{Mono, PodUid, pod::CONFIG_MIRROR};
+use crate::api::{MonoTime, PodUid, pod::CONFIG_MIRROR};
 
 mod answers;
 mod bell;
 mod slot;
 
-use bell::Bell;
-pub use bell::{BellEnd, Ring, RingKind};
-use slot::Slot;
+use bell::DoorbellState;
+pub use bell::{DoorbellEnd, PodWatchEvent, PodWatchEventKind};
+use slot::PodPollSlot;
 
 /// Finished pods that are held so that their logs last until the API forgets them.
 pub const MAX_FINISHED: usize = 64;
@@ -87,7 +87,7 @@ pub const MAX_BACK_OFF: Duration = Duration::from_secs(60);
 
 /// Time between requests to the apiserver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Paces {
+pub struct PollIntervals {
     /// Between two lists while no doorbell is open.
     pub list: Duration,
     /// Between two lists while a doorbell is open.
@@ -96,7 +96,7 @@ pub struct Paces {
     pub doorbell: bool,
 }
 
-impl Paces {
+impl PollIntervals {
     /// Paces for ordinary links.
     pub const NORMAL: Self = Self {
         list: Duration::from_secs(10),
@@ -112,7 +112,7 @@ impl Paces {
 
 /// Kind of a list: the pods that it selects, and metadata or whole objects. All are quorum reads, in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum List {
+pub enum PodListKind {
     /// Metadata of those that are not in a terminal phase.
     Live,
     /// Whole objects of pods that are not in a terminal phase.
@@ -123,20 +123,20 @@ pub enum List {
 
 /// Names one `GET`; its answer comes back with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ticket {
+pub struct GetTicket {
     index: usize,
     generation: u32,
 }
 
 /// Request of the poller to its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum PollRequest {
     /// List; each item comes back ([`ApiPoll::on_item`], [`ApiPoll::on_object`]), and the end.
-    List(List),
+    List(PodListKind),
     /// Read one pod, a quorum read; ends with [`ApiPoll::on_read`] or [`ApiPoll::on_read_failed`], each time.
     Get {
         /// To be given back.
-        ticket: Ticket,
+        ticket: GetTicket,
         /// Namespace.
         namespace: Box<str>,
         /// Name.
@@ -150,14 +150,14 @@ pub enum Ask {
     /// The API has this pod no more: amend the mux, drop its status.
     Gone(PodUid),
     /// There is no room for this pod: it is to end as `Failed`, `OutOfpods`.
-    Refuse(Item),
+    Refuse(PodListItem),
     /// All that the last list says is settled: merge [`ApiPoll::known`] as a full snapshot.
     Complete,
 }
 
 /// Pod as a list of metadata shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Item {
+pub struct PodListItem {
     /// Namespace.
     pub namespace: Box<str>,
     /// Name.
@@ -174,7 +174,7 @@ pub struct Item {
 
 /// Part that is kept of an object that was read, or that answered a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sight {
+pub struct PodObjectSummary {
     version: u64,
     /// The version as a number; 0 if it is none.
     number: u64,
@@ -188,7 +188,7 @@ pub struct Sight {
     pub mirror: bool,
 }
 
-impl Sight {
+impl PodObjectSummary {
     /// Takes from a pod's raw object the part to keep.
     #[must_use]
     pub fn of(raw: &Value) -> Self {
@@ -212,7 +212,7 @@ impl Sight {
 /// Decision about an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Verdict {
+pub enum DeliveryVerdict {
     /// Amend the mux with it, after what is gone ([`ApiPoll::next_gone`]).
     Deliver,
     /// No change since the last delivery.
@@ -223,7 +223,7 @@ pub enum Verdict {
 
 /// Reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum ApiRequestFailure {
     /// No answer, 5xx, 429, a cut or unreadable body of a list: the next try may go well.
     Server {
         /// Delay that the server asked for.
@@ -250,49 +250,49 @@ fn number(text: &str) -> u64 {
 /// State of the poller. The module's docs give its rules.
 #[derive(Debug)]
 pub struct ApiPoll {
-    paces: Paces,
-    slots: Vec<Slot>,
+    paces: PollIntervals,
+    slots: Vec<PodPollSlot>,
     /// Most pods in `slots`, finished ones not counted.
     capacity: usize,
     gone: VecDeque<PodUid>,
-    refused: VecDeque<Item>,
+    refused: VecDeque<PodListItem>,
     /// The list under way.
-    listing: Option<List>,
-    list_started: Option<Mono>,
+    listing: Option<PodListKind>,
+    list_started: Option<MonoTime>,
     /// Greatest version seen as a number, now and when the list under way began.
     highest: u64,
     list_floor: u64,
     /// The version of the last list was below `list_floor`.
     went_back: bool,
     /// Time when the known pods were last proved right: by a list, or by a doorbell that closed without news.
-    proved: Option<Mono>,
+    proved: Option<MonoTime>,
     /// A list is wanted whatever the pace.
     wanted: bool,
     /// There are pods from records, and no list has ended since.
     recorded: bool,
     /// A list has ended whose questions are not settled.
     complete_due: bool,
-    /// [`Ask::Complete`] was returned at least once.
+    /// [`PollRequest::Complete`] was returned at least once.
     completed: bool,
     /// End of the last list of all phases.
-    scanned: Option<Mono>,
+    scanned: Option<MonoTime>,
     scan_wanted: bool,
     /// Since the last list of all phases, a ring of the doorbell for a pod in a terminal phase may have been missed.
     unheard: bool,
-    objects_after: Mono,
+    objects_after: MonoTime,
     gets: usize,
     /// Slot where the next search for a pod to read begins.
     cursor: usize,
     failures: u32,
-    retry_at: Mono,
-    bell: Bell,
+    retry_at: MonoTime,
+    bell: DoorbellState,
     jitter: Jitter,
 }
 
 impl ApiPoll {
     /// A poller for at most `capacity` pods that are not finished; `seed` decides the spread of delays.
     #[must_use]
-    pub fn new(paces: Paces, capacity: usize, seed: u64) -> Self {
+    pub fn new(paces: PollIntervals, capacity: usize, seed: u64) -> Self {
         Self {
             paces,
             slots: Vec::new(),
@@ -312,67 +312,67 @@ impl ApiPoll {
             scanned: None,
             scan_wanted: false,
             unheard: false,
-            objects_after: Mono(0),
+            objects_after: MonoTime(0),
             gets: 0,
             cursor: 0,
             failures: 0,
-            retry_at: Mono(0),
-            bell: Bell::default(),
+            retry_at: MonoTime(0),
+            bell: DoorbellState::default(),
             jitter: Jitter::new(seed),
         }
     }
 
     /// Takes in a pod that an earlier agent has recorded. It counts as delivered, and is read once after the first
     /// list.
-    pub fn restore(&mut self, item: &Item, sight: Sight, now: Mono) {
+    pub fn restore(&mut self, item: &PodListItem, sight: PodObjectSummary, now: MonoTime) {
         self.on_made(item, sight, now);
         self.recorded = true;
     }
 
     /// Takes in a pod that was made here, or that was in the way of one: it counts as read and delivered. If it is
     /// removed before any list has shown it, the next list tells.
-    pub fn on_made(&mut self, item: &Item, sight: Sight, now: Mono) {
+    pub fn on_made(&mut self, item: &PodListItem, sight: PodObjectSummary, now: MonoTime) {
         if let Some(index) = self.find_or_add(item, now) {
             self.slots[index].saw(sight, now);
         }
     }
 
     /// The next thing to do, `None` until the next input or [`ApiPoll::next_timeout`]. Drain it after every input.
-    pub fn poll(&mut self, now: Mono) -> Option<Ask> {
+    pub fn poll(&mut self, now: MonoTime) -> Option<PollRequest> {
         if let Some(uid) = self.next_gone() {
-            return Some(Ask::Gone(uid));
+            return Some(PollRequest::Gone(uid));
         }
         if let Some(item) = self.refused.pop_front() {
-            return Some(Ask::Refuse(item));
+            return Some(PollRequest::Refuse(item));
         }
-        if self.complete_due && !self.slots.iter().any(Slot::is_open_question) {
+        if self.complete_due && !self.slots.iter().any(PodPollSlot::is_open_question) {
             self.complete_due = false;
             self.completed = true;
-            return Some(Ask::Complete);
+            return Some(PollRequest::Complete);
         }
         if now < self.retry_at {
             return None;
         }
         if let Some(list) = self.list_due(now) {
             self.begin_list(list, now);
-            return Some(Ask::List(list));
+            return Some(PollRequest::List(list));
         }
         if let Some(ask) = self.next_get(now) {
             return Some(ask);
         }
         if self.paces.doorbell && self.is_settled() && self.bell.may_open(now) {
-            return self.bell.open(now).map(|from| Ask::Watch { from });
+            return self.bell.open(now).map(|from| PollRequest::Watch { from });
         }
         None
     }
 
     /// The last list is as good as any that could be made now.
     fn is_settled(&self) -> bool {
-        let listing = !matches!(self.listing, None | Some(List::All));
+        let listing = !matches!(self.listing, None | Some(PodListKind::All));
         self.proved.is_some() && !self.wanted && !listing
     }
 
-    /// Takes out the pod of the next [`Ask::Gone`]. To be drained before an object is delivered: if one pod has taken
+    /// Takes out the pod of the next [`PollRequest::Gone`]. To be drained before an object is delivered: if one pod has taken
     /// the name of another, it comes after the other's end (SRC-07).
     pub fn next_gone(&mut self) -> Option<PodUid> {
         self.gone.pop_front()
@@ -380,20 +380,20 @@ impl ApiPoll {
 
     /// Earliest time at which [`ApiPoll::poll`] has a request without new input.
     #[must_use]
-    pub fn next_timeout(&self, now: Mono) -> Mono {
-        let never = Mono(u64::MAX);
+    pub fn next_timeout(&self, now: MonoTime) -> MonoTime {
+        let never = MonoTime(u64::MAX);
         if !self.gone.is_empty() || !self.refused.is_empty() {
             return now;
         }
         let list = match self.listing {
             Some(_) => never,
             None => self
-                .list_at(List::Live)
-                .min(self.list_at(List::All))
+                .list_at(PodListKind::Live)
+                .min(self.list_at(PodListKind::All))
                 .max(self.list_gap_ends()),
         };
-        let objects = self.list_at(List::Objects);
-        let read = if self.listing == Some(List::Objects) {
+        let objects = self.list_at(PodListKind::Objects);
+        let read = if self.listing == Some(PodListKind::Objects) {
             never
         } else if objects <= now {
             // Pods are no longer read one by one, and the list waits for the last of these `GET`s.
@@ -431,8 +431,8 @@ impl ApiPoll {
 
     /// Pods that the API has and that could not be read yet: their running containers are no orphans.
     pub fn unread(&self) -> impl Iterator<Item = &str> {
-        let live = |slot: &&Slot| slot.is_used() && !slot.is_held();
-        self.slots.iter().filter(live).map(Slot::uid)
+        let live = |slot: &&PodPollSlot| slot.is_used() && !slot.is_held();
+        self.slots.iter().filter(live).map(PodPollSlot::uid)
     }
 
     /// Returns true if the pod was delivered, and is not gone.
@@ -442,7 +442,7 @@ impl ApiPoll {
             .is_some_and(|index| self.slots[index].is_held())
     }
 
-    /// Returns true if since the start a complete list was settled, and [`Ask::Complete`] was returned.
+    /// Returns true if since the start a complete list was settled, and [`PollRequest::Complete`] was returned.
     #[must_use]
     pub const fn has_completed(&self) -> bool {
         self.completed
@@ -455,11 +455,11 @@ impl ApiPoll {
     }
 
     /// Time from which on a list of this kind is due.
-    fn list_at(&self, list: List) -> Mono {
-        let never = Mono(u64::MAX);
+    fn list_at(&self, list: PodListKind) -> MonoTime {
+        let never = MonoTime(u64::MAX);
         match list {
-            List::Live if self.wanted => Mono(0),
-            List::Live => self.proved.map_or(Mono(0), |proved| {
+            PodListKind::Live if self.wanted => MonoTime(0),
+            PodListKind::Live => self.proved.map_or(MonoTime(0), |proved| {
                 proved
                     + if self.bell.is_open() {
                         self.paces.full
@@ -467,16 +467,16 @@ impl ApiPoll {
                         self.paces.list
                     }
             }),
-            List::Objects => {
+            PodListKind::Objects => {
                 let many = self.slots.iter().filter(|s| s.wants_read()).count() > MAX_SINGLE_READS;
                 if many { self.objects_after } else { never }
             }
-            List::All if self.scan_wanted => Mono(0),
-            List::All => match (self.proved, self.scanned) {
+            PodListKind::All if self.scan_wanted => MonoTime(0),
+            PodListKind::All => match (self.proved, self.scanned) {
                 (None, _) => never,
-                (Some(_), None) => Mono(0),
+                (Some(_), None) => MonoTime(0),
                 (Some(_), Some(at)) if self.unheard || !self.paces.doorbell => {
-                    let ended = self.slots.iter().any(Slot::has_ended);
+                    let ended = self.slots.iter().any(PodPollSlot::has_ended);
                     let soon = self.paces.list * SCAN_LISTS;
                     at + if ended { soon } else { self.paces.full }
                 }
@@ -485,39 +485,42 @@ impl ApiPoll {
         }
     }
 
-    fn list_gap_ends(&self) -> Mono {
-        self.list_started.map_or(Mono(0), |at| at + MIN_LIST_GAP)
+    fn list_gap_ends(&self) -> MonoTime {
+        self.list_started
+            .map_or(MonoTime(0), |at| at + MIN_LIST_GAP)
     }
 
-    fn list_due(&self, now: Mono) -> Option<List> {
+    fn list_due(&self, now: MonoTime) -> Option<PodListKind> {
         if self.listing.is_some() || now < self.list_gap_ends() {
             return None;
         }
         // Whole objects also say which pods there are; a pod is not read twice at a time.
-        [List::Objects, List::Live, List::All]
+        [PodListKind::Objects, PodListKind::Live, PodListKind::All]
             .into_iter()
-            .find(|list| self.list_at(*list) <= now && (*list != List::Objects || self.gets == 0))
+            .find(|list| {
+                self.list_at(*list) <= now && (*list != PodListKind::Objects || self.gets == 0)
+            })
     }
 
-    fn begin_list(&mut self, list: List, now: Mono) {
+    fn begin_list(&mut self, list: PodListKind, now: MonoTime) {
         self.listing = Some(list);
         self.list_started = Some(now);
         self.list_floor = self.highest;
         match list {
-            List::Live | List::Objects => self.wanted = false,
-            List::All => {
+            PodListKind::Live | PodListKind::Objects => self.wanted = false,
+            PodListKind::All => {
                 self.scan_wanted = false;
                 self.unheard = false;
             }
         }
-        self.slots.iter_mut().for_each(Slot::begin_list);
+        self.slots.iter_mut().for_each(PodPollSlot::begin_list);
     }
 
-    fn next_get(&mut self, now: Mono) -> Option<Ask> {
-        if self.gets >= MAX_GETS || self.listing == Some(List::Objects) {
+    fn next_get(&mut self, now: MonoTime) -> Option<PollRequest> {
+        if self.gets >= MAX_GETS || self.listing == Some(PodListKind::Objects) {
             return None;
         }
-        let many = self.list_at(List::Objects) <= now;
+        let many = self.list_at(PodListKind::Objects) <= now;
         if many {
             return None;
         }
@@ -533,8 +536,8 @@ impl ApiPoll {
         let slot = &mut self.slots[index];
         slot.begin_get();
         let (namespace, name) = slot.path();
-        Some(Ask::Get {
-            ticket: Ticket {
+        Some(PollRequest::Get {
+            ticket: GetTicket {
                 index,
                 generation: slot.generation,
             },
@@ -553,7 +556,7 @@ impl ApiPoll {
         self.slots.iter().filter(|s| s.is_finished()).count()
     }
 
-    fn find_or_add(&mut self, item: &Item, now: Mono) -> Option<usize> {
+    fn find_or_add(&mut self, item: &PodListItem, now: MonoTime) -> Option<usize> {
         if let Some(index) = self.find(&item.uid) {
             return Some(index);
         }
@@ -564,7 +567,7 @@ impl ApiPoll {
         let index = match self.slots.iter().position(|slot| !slot.is_used()) {
             Some(free) => free,
             None => {
-                self.slots.push(Slot::default());
+                self.slots.push(PodPollSlot::default());
                 self.slots.len() - 1
             }
         };
@@ -580,7 +583,7 @@ impl ApiPoll {
         slot.release();
     }
 
-    fn refuse(&mut self, item: &Item) {
+    fn refuse(&mut self, item: &PodListItem) {
         if self.refused.len() < MAX_REFUSALS && !self.refused.iter().any(|r| r.uid == item.uid) {
             self.refused.push_back(item.clone());
         }
@@ -602,10 +605,10 @@ impl ApiPoll {
 
     fn went_well(&mut self) {
         self.failures = 0;
-        self.retry_at = Mono(0);
+        self.retry_at = MonoTime(0);
     }
 
-    fn went_wrong(&mut self, retry_after: Option<Duration>, now: Mono) {
+    fn went_wrong(&mut self, retry_after: Option<Duration>, now: MonoTime) {
         let base = BACK_OFF
             .saturating_mul(1 << self.failures.min(6))
             .min(MAX_BACK_OFF);

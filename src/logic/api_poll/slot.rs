@@ -3,8 +3,8 @@
 use alloc::boxed::Box;
 use core::time::Duration;
 
-use super::{BACK_OFF, Item, MAX_BACK_OFF, Sight, TRIES, version};
-use crate::api::Mono;
+use super::{BACK_OFF, MAX_BACK_OFF, PodListItem, PodObjectSummary, TRIES, version};
+use crate::api::MonoTime;
 
 /// Delivered to the mux, and not gone since.
 const HELD: u16 = 1;
@@ -33,7 +33,7 @@ const SHOWN: u16 = 1 << 11;
 
 /// State of a pod. A free slot has no identity.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct PodPollSlot {
     /// `namespace/name/uid`; none of the three has a slash.
     id: Box<str>,
     /// Version that was last read, or that a write of ours led to; 0: none.
@@ -43,9 +43,9 @@ pub(super) struct Slot {
     semantic: u64,
     foreign: u64,
     /// Earliest time of the next read.
-    pub(super) retry_at: Mono,
+    pub(super) retry_at: MonoTime,
     /// Time when the pod came here, or last became terminal or ceased to be: of use for finished ones.
-    pub(super) since: Mono,
+    pub(super) since: MonoTime,
     /// Grows with each pod that lives here.
     pub(super) generation: u32,
     flags: u16,
@@ -55,9 +55,9 @@ pub(super) struct Slot {
     writing: u8,
 }
 
-const _: () = assert!(size_of::<Slot>() <= 72, "one per pod");
+const _: () = assert!(size_of::<PodPollSlot>() <= 72, "one per pod");
 
-impl Slot {
+impl PodPollSlot {
     pub(super) fn is_used(&self) -> bool {
         !self.id.is_empty()
     }
@@ -111,7 +111,7 @@ impl Slot {
         self.is_used() && asked && !self.is(READING) && !self.is(FORBIDDEN) && self.writing == 0
     }
 
-    pub(super) fn take(&mut self, item: &Item, now: Mono) {
+    pub(super) fn take(&mut self, item: &PodListItem, now: MonoTime) {
         *self = Self {
             id: format!("{}/{}/{}", item.namespace, item.name, &*item.uid).into(),
             since: now,
@@ -213,7 +213,7 @@ impl Slot {
     }
 
     /// Takes in an object that was read and that no write of ours overtook.
-    pub(super) fn saw(&mut self, sight: Sight, now: Mono) {
+    pub(super) fn saw(&mut self, sight: PodObjectSummary, now: MonoTime) {
         if !self.is(RUNG) {
             self.told = sight.version;
             self.set(REREAD, false);
@@ -224,7 +224,7 @@ impl Slot {
     }
 
     /// Takes in an object that answered a write of ours. Returns true if it differs from the delivered one.
-    pub(super) fn answered(&mut self, sight: Sight, now: Mono) -> bool {
+    pub(super) fn answered(&mut self, sight: PodObjectSummary, now: MonoTime) -> bool {
         let more = self.semantic != sight.semantic || self.foreign != sight.foreign;
         if self.told == self.read {
             self.told = sight.version;
@@ -235,7 +235,7 @@ impl Slot {
         more
     }
 
-    fn note(&mut self, sight: Sight, now: Mono) {
+    fn note(&mut self, sight: PodObjectSummary, now: MonoTime) {
         if sight.terminal != self.is(TERMINAL) {
             self.since = now;
         }
@@ -243,7 +243,7 @@ impl Slot {
         self.semantic = sight.semantic;
         self.foreign = sight.foreign;
         self.failures = 0;
-        self.retry_at = Mono(0);
+        self.retry_at = MonoTime(0);
         self.set(HELD, true);
         self.set(TERMINAL, sight.terminal);
         self.set(DELETING, sight.deleting);
@@ -281,7 +281,7 @@ impl Slot {
     }
 
     /// Puts off the next read, longer after each failure: the pod's object was of no use.
-    pub(super) fn put_off(&mut self, now: Mono, stretch: impl FnOnce(Duration) -> Duration) {
+    pub(super) fn put_off(&mut self, now: MonoTime, stretch: impl FnOnce(Duration) -> Duration) {
         let base = BACK_OFF.saturating_mul(1 << self.failures.min(6));
         self.failures = self.failures.saturating_add(1);
         self.retry_at = now + stretch(base.min(MAX_BACK_OFF));

@@ -13,16 +13,19 @@ use alloc::{
 };
 use serde_json::{Value, json};
 
-use crate::api::received::{Delivered, ReceivedPod};
-use crate::api::{Mono, PodUid, Wall};
-use crate::api_poll::{self, ApiPoll, Ask, BellEnd, List, Paces, Sight, Ticket};
-use crate::mux::{Merged, Mux, Op, Source};
+use crate::api::received::{ReceivedPod, SnapshotEntry};
+use crate::api::{MonoTime, PodUid, WallTime};
+use crate::api_poll::{
+    self, ApiPoll, DoorbellEnd, GetTicket, PodListKind, PodObjectSummary, PollIntervals,
+    PollRequest,
+};
+use crate::mux::{MergeResult, PodSource, SourceMux, SourceOperation};
 use crate::pod_kind::is_mirror;
 use crate::status_cache::StatusCache;
-use crate::status_patch::ApiStatus;
-use crate::status_writer::{self, ApiCopy, StatusWriter, Write};
+use crate::status_patch::ApiStatusDigest;
+use crate::status_writer::{self, ApiPodCopy, StatusWrite, StatusWriter};
 use crate::testing::Random;
-use crate::{api_pod, status_writer::Truths as _};
+use crate::{api_pod, status_writer::LocalPodStates as _};
 
 mod network;
 mod node;
@@ -39,8 +42,8 @@ const NAMES: u64 = 6;
 
 /// A request under way.
 enum Request {
-    List(List),
-    Get(Ticket, Key),
+    List(PodListKind),
+    Get(GetTicket, Key),
     Patch(PodUid, Key, Value),
     Delete(PodUid, Key),
 }
@@ -66,14 +69,14 @@ struct Flight {
 struct World {
     random: Random,
     faults: bool,
-    now: Mono,
+    now: MonoTime,
     server: Server,
     node: Node,
     /// Pods of the mux, as the sync loop knows them.
     config: BTreeSet<PodUid>,
     /// Records on disk.
     records: BTreeMap<PodUid, Value>,
-    mux: Mux,
+    mux: SourceMux,
     poll: ApiPoll,
     writer: StatusWriter,
     flights: Vec<Flight>,
@@ -81,9 +84,9 @@ struct World {
     watch: Option<usize>,
 }
 
-fn copy_of(received: &ReceivedPod) -> ApiCopy {
-    ApiCopy {
-        status: ApiStatus::of(&received.pod.status),
+fn copy_of(received: &ReceivedPod) -> ApiPodCopy {
+    ApiPodCopy {
+        status: ApiStatusDigest::of(&received.pod.status),
         deleting: received.pod.metadata.deletion_timestamp.is_some(),
         mirror: is_mirror(&received.pod),
     }
@@ -93,18 +96,18 @@ impl World {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         let doorbell = !random.one_in(4);
-        let paces = Paces {
+        let paces = PollIntervals {
             doorbell,
-            ..Paces::NORMAL
+            ..PollIntervals::NORMAL
         };
         Self {
             faults: true,
-            now: Mono(0),
+            now: MonoTime(0),
             server: Server::default(),
             node: Node::default(),
             config: BTreeSet::new(),
             records: BTreeMap::new(),
-            mux: Mux::new(&[Source::Api]),
+            mux: SourceMux::new(&[PodSource::Api]),
             poll: ApiPoll::new(paces, 20, seed),
             writer: StatusWriter::new(seed),
             flights: Vec::new(),
@@ -113,8 +116,8 @@ impl World {
         }
     }
 
-    fn wall(&self) -> Wall {
-        Wall(i64::try_from(self.now.0).expect("small") * 1_000_000)
+    fn wall(&self) -> WallTime {
+        WallTime(i64::try_from(self.now.0).expect("small") * 1_000_000)
     }
 
     fn any_key(&mut self) -> Key {
@@ -146,41 +149,41 @@ impl World {
     fn drain(&mut self) {
         while let Some(ask) = self.poll.poll(self.now) {
             match ask {
-                Ask::List(list) => self.send(Request::List(list)),
-                Ask::Get {
+                PollRequest::List(list) => self.send(Request::List(list)),
+                PollRequest::Get {
                     ticket,
                     namespace,
                     name,
                 } => {
                     self.send(Request::Get(ticket, (namespace.into(), name.into())));
                 }
-                Ask::Watch { from } => {
+                PollRequest::Watch { from } => {
                     let from: u64 = from.parse().expect("a version");
                     let place = self.server.log.iter().position(|(v, _)| *v > from);
                     self.watch = Some(place.unwrap_or(self.server.log.len()));
                 }
-                Ask::Gone(uid) => {
+                PollRequest::Gone(uid) => {
                     self.writer.on_gone(&uid);
-                    let merged = self.mux.amend(Source::Api, vec![], &[uid], self.wall());
+                    let merged = self.mux.amend(PodSource::Api, vec![], &[uid], self.wall());
                     self.take(merged);
                 }
-                Ask::Refuse(item) => panic!("{item:?}"),
-                Ask::Complete => {
-                    let known = self.poll.known().map(Delivered::Known).collect();
-                    let merged = self.mux.merge(Source::Api, known, self.wall());
+                PollRequest::Refuse(item) => panic!("{item:?}"),
+                PollRequest::Complete => {
+                    let known = self.poll.known().map(SnapshotEntry::Known).collect();
+                    let merged = self.mux.merge(PodSource::Api, known, self.wall());
                     assert!(merged.unknown.is_empty(), "{merged:?}");
                     self.take(merged);
                 }
             }
         }
         while let Some(write) = self.writer.poll(&self.node, self.now, self.wall()) {
-            let (Write::Patch { uid, .. } | Write::Delete { uid }) = &write;
+            let (StatusWrite::Patch { uid, .. } | StatusWrite::Delete { uid }) = &write;
             let (namespace, name) = self.poll.path(uid).expect("the poller knows it");
             let key = (namespace.to_owned(), name.to_owned());
             self.poll.on_write_started(uid);
             let truth = self.node.truth(uid).expect("something to tell");
             match write {
-                Write::Patch { uid, body } => {
+                StatusWrite::Patch { uid, body } => {
                     let ends = matches!(
                         body["status"]["phase"].as_str(),
                         Some("Failed" | "Succeeded")
@@ -192,7 +195,7 @@ impl World {
                     assert!(!ends || !truth.could_run || told, "told too soon: {body}");
                     self.send(Request::Patch(uid, key, body));
                 }
-                Write::Delete { uid } => {
+                StatusWrite::Delete { uid } => {
                     assert!(
                         truth.finished && !truth.could_run,
                         "deleted too soon: {uid}"
@@ -205,10 +208,10 @@ impl World {
     }
 
     /// Carries out operations of the mux, as the sync loop does.
-    fn take(&mut self, merged: Merged) {
+    fn take(&mut self, merged: MergeResult) {
         for op in merged.ops {
             match op {
-                Op::Remove(uids) => {
+                SourceOperation::Remove(uids) => {
                     for uid in uids {
                         let gone = self.server.find(&uid).is_none()
                             || self.server.removed.contains(uid.as_str());
@@ -219,7 +222,10 @@ impl World {
                         self.node.statuses.remove(&uid);
                     }
                 }
-                Op::Add(pods) | Op::Update(pods) | Op::Delete(pods) | Op::Reconcile(pods) => {
+                SourceOperation::Add(pods)
+                | SourceOperation::Update(pods)
+                | SourceOperation::Delete(pods)
+                | SourceOperation::Reconcile(pods) => {
                     for received in pods {
                         let uid = received.pod.metadata.uid.clone();
                         self.records.insert(uid.clone(), received.raw);
@@ -229,7 +235,7 @@ impl World {
                 }
             }
         }
-        self.mux.mark_handled(Source::Api);
+        self.mux.mark_handled(PodSource::Api);
         self.writer.on_change();
     }
 
@@ -285,7 +291,7 @@ impl World {
         let Some((_, ring)) = self.server.log.get(place) else {
             if self.random.one_in(4) {
                 self.watch = None;
-                self.poll.on_bell_end(BellEnd::Clean, self.now);
+                self.poll.on_bell_end(DoorbellEnd::Clean, self.now);
             }
             return;
         };
@@ -299,7 +305,7 @@ impl World {
 
     fn break_bell(&mut self) {
         if self.watch.take().is_some() {
-            self.poll.on_bell_end(BellEnd::Broken, self.now);
+            self.poll.on_bell_end(DoorbellEnd::Broken, self.now);
         }
     }
 
@@ -309,9 +315,9 @@ impl World {
         // Some things are found only by the list of all phases, every half hour.
         let at_most = if self.faults { 2_000 } else { 90_000 };
         self.now = if self.random.one_in(2) {
-            Mono(self.now.0 + self.random.below(at_most))
+            MonoTime(self.now.0 + self.random.below(at_most))
         } else {
-            next.min(Mono(self.now.0 + 30_000))
+            next.min(MonoTime(self.now.0 + 30_000))
         };
     }
 
@@ -376,18 +382,19 @@ impl World {
         self.config.clear();
         self.node.restart();
         let seed = self.random.below(1000);
-        self.mux = Mux::new(&[Source::Api]);
-        self.poll = ApiPoll::new(Paces::NORMAL, 20, seed);
+        self.mux = SourceMux::new(&[PodSource::Api]);
+        self.poll = ApiPoll::new(PollIntervals::NORMAL, 20, seed);
         self.writer = StatusWriter::new(seed);
         let mut pods = Vec::new();
         for raw in self.records.values() {
             let received = api_pod::receive(raw.clone(), "n").expect("a pod");
-            self.poll.restore(&item_of(raw), Sight::of(raw), self.now);
+            self.poll
+                .restore(&item_of(raw), PodObjectSummary::of(raw), self.now);
             self.writer
                 .on_api_copy(&received.pod.metadata.uid, copy_of(&received));
             pods.push(received);
         }
-        let merged = self.mux.restore(Source::Api, pods, self.wall());
+        let merged = self.mux.restore(PodSource::Api, pods, self.wall());
         self.take(merged);
         assert!(!self.mux.all_sources_ready());
     }

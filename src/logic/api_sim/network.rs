@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::{Answer, Flight, Request, World, copy_of};
 use crate::api_pod;
-use crate::api_poll::{self, List, Sight, Verdict};
-use crate::mux::Source;
-use crate::status_writer::{self, Next};
+use crate::api_poll::{self, DeliveryVerdict, PodListKind, PodObjectSummary};
+use crate::mux::PodSource;
+use crate::status_writer::{self, WriteFollowUp};
 use crate::testing::server::{Refusal, item_of};
 
 impl World {
@@ -82,11 +82,11 @@ impl World {
 
     pub(super) fn fail(&mut self, request: Request) {
         let retry_after = self.random.one_in(3).then_some(Duration::from_secs(2));
-        let server = api_poll::Failure::Server { retry_after };
+        let server = api_poll::ApiRequestFailure::Server { retry_after };
         let write = if retry_after.is_some() {
-            status_writer::Failure::Busy { retry_after }
+            status_writer::WriteFailure::Busy { retry_after }
         } else {
-            status_writer::Failure::Failed
+            status_writer::WriteFailure::Failed
         };
         match request {
             Request::List(_) => self.poll.on_list_failed(server, self.now),
@@ -113,17 +113,19 @@ impl World {
                 },
             ) => {
                 for object in objects {
-                    if list != List::Objects {
+                    if list != PodListKind::Objects {
                         self.poll.on_item(&item_of(&object), self.now);
                         continue;
                     }
-                    let verdict =
-                        self.poll
-                            .on_object(&item_of(&object), Sight::of(&object), self.now);
+                    let verdict = self.poll.on_object(
+                        &item_of(&object),
+                        PodObjectSummary::of(&object),
+                        self.now,
+                    );
                     self.on_object(object, verdict);
                 }
                 if cut {
-                    let failure = api_poll::Failure::Server { retry_after: None };
+                    let failure = api_poll::ApiRequestFailure::Server { retry_after: None };
                     self.poll.on_list_failed(failure, self.now);
                 } else {
                     self.server.is_fresh = false;
@@ -131,7 +133,7 @@ impl World {
                 }
             }
             (Request::Get(ticket, _), Answer::Object(object)) => {
-                let sight = Sight::of(&object);
+                let sight = PodObjectSummary::of(&object);
                 let verdict = self
                     .poll
                     .on_read(ticket, &item_of(&object), sight, self.now);
@@ -139,20 +141,20 @@ impl World {
             }
             (Request::Get(ticket, _), Answer::Gone) => {
                 self.poll
-                    .on_read_failed(ticket, api_poll::Failure::NotFound, self.now);
+                    .on_read_failed(ticket, api_poll::ApiRequestFailure::NotFound, self.now);
             }
             (Request::Get(ticket, _), Answer::Forbidden) => {
                 self.poll
-                    .on_read_failed(ticket, api_poll::Failure::Forbidden, self.now);
+                    .on_read_failed(ticket, api_poll::ApiRequestFailure::Forbidden, self.now);
             }
             (Request::Patch(uid, ..), Answer::Object(object)) => {
-                let sight = Sight::of(&object);
+                let sight = PodObjectSummary::of(&object);
                 let verdict = self.poll.on_write_ended(&uid, Some(sight), self.now);
                 let received = api_pod::receive(object.clone(), "n").expect("a pod");
                 let _ = self
                     .writer
                     .on_patched(&uid, Ok(copy_of(&received)), self.now);
-                if verdict == Verdict::Deliver {
+                if verdict == DeliveryVerdict::Deliver {
                     self.on_object(object, verdict);
                 }
             }
@@ -163,19 +165,23 @@ impl World {
             }
             (Request::Patch(uid, ..), Answer::Refused) => {
                 let _ = self.poll.on_write_ended(&uid, None, self.now);
-                let next =
-                    self.writer
-                        .on_patched(&uid, Err(status_writer::Failure::Unsure), self.now);
-                if next == Next::Reread {
+                let next = self.writer.on_patched(
+                    &uid,
+                    Err(status_writer::WriteFailure::Unsure),
+                    self.now,
+                );
+                if next == WriteFollowUp::Reread {
                     self.poll.reread(&uid);
                 }
             }
             (Request::Delete(uid, _), Answer::Refused) => {
                 let _ = self.poll.on_write_ended(&uid, None, self.now);
-                let next =
-                    self.writer
-                        .on_deleted(&uid, Err(status_writer::Failure::Unsure), self.now);
-                if next == Next::Reread {
+                let next = self.writer.on_deleted(
+                    &uid,
+                    Err(status_writer::WriteFailure::Unsure),
+                    self.now,
+                );
+                if next == WriteFollowUp::Reread {
                     self.poll.reread(&uid);
                 }
             }
@@ -183,14 +189,14 @@ impl World {
         }
     }
 
-    fn on_object(&mut self, object: Value, verdict: Verdict) {
-        if verdict != Verdict::Deliver {
+    fn on_object(&mut self, object: Value, verdict: DeliveryVerdict) {
+        if verdict != DeliveryVerdict::Deliver {
             return;
         }
         // If one pod has taken the name of another, it comes after the other's end.
         while let Some(uid) = self.poll.next_gone() {
             self.writer.on_gone(&uid);
-            let merged = self.mux.amend(Source::Api, vec![], &[uid], self.wall());
+            let merged = self.mux.amend(PodSource::Api, vec![], &[uid], self.wall());
             self.take(merged);
         }
         let received = api_pod::receive(object, "n").expect("a pod");
@@ -198,7 +204,7 @@ impl World {
             .on_api_copy(&received.pod.metadata.uid, copy_of(&received));
         let merged = self
             .mux
-            .amend(Source::Api, vec![received], &[], self.wall());
+            .amend(PodSource::Api, vec![received], &[], self.wall());
         assert!(merged.dropped.is_empty(), "{merged:?}");
         self.take(merged);
     }

@@ -6,11 +6,11 @@ use serde_json::Value;
 
 use crate::api::pod::RestartPolicy;
 use crate::api::pod_status::{
-    ContainerState, ContainerStatus, Phase, PodCondition, PodStatus, Running, Terminated,
+    ContainerState, ContainerStatus, PodCondition, PodPhase, PodStatus, Running, Terminated,
 };
-use crate::api::{Pod, PodUid, Wall};
+use crate::api::{Pod, PodUid, WallTime};
 use crate::status_cache::StatusCache;
-use crate::status_writer::{Truth, Truths};
+use crate::status_writer::{LocalPodState, LocalPodStates};
 use crate::testing::Random;
 
 /// Stage of a pod's life.
@@ -41,10 +41,10 @@ pub(super) struct Node {
     pub(super) statuses: BTreeMap<PodUid, StatusCache>,
 }
 
-impl Truths for Node {
-    fn truth(&self, uid: &PodUid) -> Option<Truth<'_>> {
+impl LocalPodStates for Node {
+    fn truth(&self, uid: &PodUid) -> Option<LocalPodState<'_>> {
         let (local, own) = (self.pods.get(uid)?, self.statuses.get(uid)?);
-        Some(Truth {
+        Some(LocalPodState {
             status: own.get()?,
             version: own.version()?,
             finished: own.is_finished(),
@@ -55,7 +55,7 @@ impl Truths for Node {
 
 impl Node {
     /// Configures a pod, or changes it.
-    pub(super) fn configure(&mut self, pod: Pod, now: Wall) {
+    pub(super) fn configure(&mut self, pod: Pod, now: WallTime) {
         let uid = pod.metadata.uid.clone();
         match self.pods.get_mut(&uid) {
             Some(local) => local.pod = pod,
@@ -85,7 +85,13 @@ impl Node {
     }
 
     /// Moves a pod on by one step. Without `spontaneous` the pod does only what it must.
-    pub(super) fn step(&mut self, uid: &PodUid, spontaneous: bool, random: &mut Random, now: Wall) {
+    pub(super) fn step(
+        &mut self,
+        uid: &PodUid,
+        spontaneous: bool,
+        random: &mut Random,
+        now: WallTime,
+    ) {
         let Some(local) = self.pods.get_mut(uid) else {
             return;
         };
@@ -131,7 +137,7 @@ impl Node {
         })
     }
 
-    fn report(&mut self, uid: &PodUid, now: Wall) {
+    fn report(&mut self, uid: &PodUid, now: WallTime) {
         let local = &self.pods[uid];
         if self.statuses.get(uid).is_some_and(StatusCache::is_finished) {
             return;
@@ -154,17 +160,17 @@ impl Node {
         let phase = if local.pod.status.phase.is_terminal() {
             local.pod.status.phase
         } else if over && local.exit_code == 0 {
-            Phase::Succeeded
+            PodPhase::Succeeded
         } else if over {
-            Phase::Failed
+            PodPhase::Failed
         } else if local.stage == Stage::New {
-            Phase::Pending
+            PodPhase::Pending
         } else {
-            Phase::Running
+            PodPhase::Running
         };
         let ready = PodCondition {
             kind: "Ready".into(),
-            status: if phase == Phase::Running {
+            status: if phase == PodPhase::Running {
                 "True"
             } else {
                 "False"
@@ -206,15 +212,15 @@ impl Node {
 
 /// Returns true if the API shows the status that the node stores, in the agent's own fields.
 pub(super) fn shows(object: &Value, status: &PodStatus) -> bool {
-    use crate::status_patch::{ApiStatus, patch};
+    use crate::status_patch::{ApiStatusDigest, patch};
     let shown: PodStatus = crate::api::strict::typed(&object["status"]).expect("a status");
     patch(
         &"u".into(),
-        &ApiStatus::of(&shown),
+        &ApiStatusDigest::of(&shown),
         None,
         status,
         false,
-        Wall(0),
+        WallTime(0),
     )
     .is_none()
 }

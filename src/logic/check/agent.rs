@@ -2,45 +2,45 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{Agent, AgentFacts, Facts, Finding, Manifests, some_of};
+use super::{AgentFacts, AgentReachability, CheckFacts, CheckFinding, ManifestFacts, some_of};
 
 /// A relist is due every second; an agent whose last one is older than this cannot do its work.
 const STALE_RELIST_MS: u64 = 30_000;
 
-pub(super) fn config(facts: &Facts) -> Finding {
+pub(super) fn config(facts: &CheckFacts) -> CheckFinding {
     let wanted = &facts.wanted;
     if let Some(why) = &wanted.unusable {
-        return Finding::error(
+        return CheckFinding::error(
             why.clone(),
             "correct that field; picolet run --help lists them",
         );
     }
     if let Some(why) = &wanted.protected {
-        return Finding::error(
+        return CheckFinding::error(
             why.clone(),
             "set them by sysctl, or protectKernelDefaults to false: then the agent sets them",
         );
     }
     let file = wanted.file.as_deref();
     if !wanted.warnings.is_empty() {
-        return Finding::warning(
+        return CheckFinding::warning(
             some_of(wanted.warnings.iter().map(String::as_str), 3),
             format!("correct {}", file.unwrap_or("the flags")),
         );
     }
-    Finding::ok(file.unwrap_or("defaults and flags"))
+    CheckFinding::ok(file.unwrap_or("defaults and flags"))
 }
 
-pub(super) fn neighbours(facts: &Facts) -> Finding {
+pub(super) fn neighbours(facts: &CheckFacts) -> CheckFinding {
     let Some((name, pid)) = facts.kubelets.first() else {
-        return Finding::ok("nobody else runs pods here");
+        return CheckFinding::ok("nobody else runs pods here");
     };
     let unit = match name.as_str() {
         "k3s" | "k3s-server" | "k3s-agent" => "k3s",
         "kubelite" => "snap.microk8s.daemon-kubelite",
         other => other,
     };
-    Finding::error(
+    CheckFinding::error(
         format!("{name} (process {pid}) runs pods on this machine"),
         format!(
             "systemctl disable --now {unit}, or give picolet --cgroup-root and --pod-logs-dir of its own"
@@ -48,39 +48,39 @@ pub(super) fn neighbours(facts: &Facts) -> Finding {
     )
 }
 
-pub(super) fn ports(facts: &Facts) -> Finding {
+pub(super) fn ports(facts: &CheckFacts) -> CheckFinding {
     let listening = &facts.network.listening;
     // An agent's own pods listen as they should.
-    let running = matches!(facts.agent, Agent::Up(_));
+    let running = matches!(facts.agent, AgentReachability::Up(_));
     let taken = facts
         .manifests
         .host_ports
         .iter()
         .find(|(port, _)| !running && listening.binary_search(port).is_ok());
     match taken {
-        Some((port, pod)) => Finding::error(
+        Some((port, pod)) => CheckFinding::error(
             format!("port {port} that pod {pod} asks for is taken"),
             format!(
                 "ss -ltnp 'sport = :{port}'  (then end that program, or change the pod's hostPort)"
             ),
         ),
-        None => Finding::ok(format!(
+        None => CheckFinding::ok(format!(
             "{} asked for by pods",
             facts.manifests.host_ports.len()
         )),
     }
 }
 
-pub(super) fn manifests(facts: &Facts) -> Finding {
+pub(super) fn manifests(facts: &CheckFacts) -> CheckFinding {
     judge_manifests(&facts.manifests)
 }
 
 /// Judges manifests: the same rule for those of a node and for a file by itself.
 #[must_use]
-pub fn judge_manifests(manifests: &Manifests) -> Finding {
+pub fn judge_manifests(manifests: &ManifestFacts) -> CheckFinding {
     let url = manifests.url.as_deref();
     let plain = url.filter(|_| manifests.is_url_plain).map(|url| {
-        Finding::warning(
+        CheckFinding::warning(
             format!("staticPodURL {url} is plain http: who is on the way decides which pods run"),
             "serve it by https; picolet.manifestURLCA names the CA",
         )
@@ -88,7 +88,7 @@ pub fn judge_manifests(manifests: &Manifests) -> Finding {
     let Some(path) = &manifests.path else {
         let none = || "turned off".into();
         let only = url.map_or_else(none, |url| format!("only at {url}"));
-        return plain.unwrap_or_else(|| Finding::ok(only));
+        return plain.unwrap_or_else(|| CheckFinding::ok(only));
     };
     match manifests.bad.as_slice() {
         [] => {
@@ -99,15 +99,15 @@ pub fn judge_manifests(manifests: &Manifests) -> Finding {
                     .map(|(file, what)| format!("{file}: {what}"))
                     .collect();
                 let says = some_of(all.iter().map(String::as_str), 3);
-                return Finding::warning(says, format!("correct {file}"));
+                return CheckFinding::warning(says, format!("correct {file}"));
             }
             if let Some(plain) = plain {
                 return plain;
             }
             let more = url.map_or_else(String::new, |url| format!("; more at {url}"));
-            Finding::ok(format!("{} pods in {path}{more}", manifests.pods))
+            CheckFinding::ok(format!("{} pods in {path}{more}", manifests.pods))
         }
-        [(file, why), more @ ..] => Finding::error(
+        [(file, why), more @ ..] => CheckFinding::error(
             match more.len() {
                 0 => format!("{file}: {why}"),
                 more => format!("{file}: {why} (and {more} more files)"),
@@ -117,14 +117,14 @@ pub fn judge_manifests(manifests: &Manifests) -> Finding {
     }
 }
 
-pub(super) fn secrets(facts: &Facts) -> Finding {
+pub(super) fn secrets(facts: &CheckFacts) -> CheckFinding {
     let open = &facts.manifests.open_secrets;
     if open.is_empty() {
-        return Finding::ok("read from manifests only; copied nowhere but into memory");
+        return CheckFinding::ok("read from manifests only; copied nowhere but into memory");
     }
     let names = || open.iter().map(String::as_str);
     let all: Vec<&str> = names().collect();
-    Finding::warning(
+    CheckFinding::warning(
         format!(
             "anyone on this machine can read the secrets in {}",
             some_of(names(), 3)
@@ -133,50 +133,54 @@ pub(super) fn secrets(facts: &Facts) -> Finding {
     )
 }
 
-pub(super) fn registries(facts: &Facts) -> Finding {
+pub(super) fn registries(facts: &CheckFacts) -> CheckFinding {
     let registries = &facts.registries;
     let Some(path) = &registries.path else {
-        return Finding::ok("no configuration of registries: each is asked itself");
+        return CheckFinding::ok("no configuration of registries: each is asked itself");
     };
     if let Some(why) = &registries.unusable {
-        return Finding::error(
+        return CheckFinding::error(
             why.clone(),
             format!("correct {path}: the agent does not start"),
         );
     }
     if !registries.faults.is_empty() {
         let faults = some_of(registries.faults.iter().map(String::as_str), 5);
-        return Finding::warning(faults, format!("correct {path}, then restart the agent"));
+        return CheckFinding::warning(faults, format!("correct {path}, then restart the agent"));
     }
     if registries.is_newer {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("{path} was changed after the agent had read it"),
             "systemctl restart picolet",
         );
     }
-    Finding::ok(format!("{path}, read when the agent starts"))
+    CheckFinding::ok(format!("{path}, read when the agent starts"))
 }
 
-pub(super) fn agent(facts: &Facts) -> Finding {
+pub(super) fn agent(facts: &CheckFacts) -> CheckFinding {
     let restart = "systemctl restart picolet; journalctl -u picolet -n 50";
     let agent = match &facts.agent {
-        Agent::Absent => return Finding::ok("not running (systemctl start picolet)"),
-        Agent::Mute(why) => return Finding::error(format!("does not answer: {why}"), restart),
-        Agent::Up(agent) => agent,
+        AgentReachability::Absent => {
+            return CheckFinding::ok("not running (systemctl start picolet)");
+        }
+        AgentReachability::Mute(why) => {
+            return CheckFinding::error(format!("does not answer: {why}"), restart);
+        }
+        AgentReachability::Up(agent) => agent,
     };
     if let Some(why) = trouble(agent) {
-        return Finding::error(why, restart);
+        return CheckFinding::error(why, restart);
     }
     if facts.manifests.path.is_some() && agent.manifests_age_ms.is_none() {
-        return Finding::error("has never read its manifests", restart);
+        return CheckFinding::error("has never read its manifests", restart);
     }
     if let Some(why) = &agent.network_down {
-        return Finding::error(
+        return CheckFinding::error(
             format!("gives pods no network: {why}"),
             "see cni-config and cni-plugins",
         );
     }
-    Finding::ok(format!(
+    CheckFinding::ok(format!(
         "{} with {} pods; containers seen {}, manifests read {}",
         agent.version,
         agent.pods,
@@ -185,15 +189,15 @@ pub(super) fn agent(facts: &Facts) -> Finding {
     ))
 }
 
-pub(super) fn link_budget(facts: &Facts) -> Finding {
+pub(super) fn link_budget(facts: &CheckFacts) -> CheckFinding {
     let link = match &facts.agent {
-        Agent::Up(agent) => agent.link.as_ref(),
-        Agent::Absent | Agent::Mute(_) => None,
+        AgentReachability::Up(agent) => agent.link.as_ref(),
+        AgentReachability::Absent | AgentReachability::Mute(_) => None,
     };
     match link {
-        None => Finding::ok("none"),
-        Some((says, false)) => Finding::ok(says.clone()),
-        Some((says, true)) => Finding::warning(
+        None => CheckFinding::ok("none"),
+        Some((says, false)) => CheckFinding::ok(says.clone()),
+        Some((says, true)) => CheckFinding::warning(
             says.clone(),
             "picolet image pull --now IMAGE, or more for picolet.link.dailyBytes",
         ),

@@ -2,49 +2,52 @@
 
 use alloc::format;
 
-use super::{Answer, Apiserver, Bootstrap, Facts, Finding, machine::SET_CLOCK};
-use crate::api::Wall;
+use super::{
+    ApiserverAnswer, ApiserverFacts, BootstrapKubeconfig, CheckFacts, CheckFinding,
+    machine::SET_CLOCK,
+};
+use crate::api::WallTime;
 
 /// Time before the end of a certificate from which on a warning is given if nobody renews it, seconds.
 const SHORT_SECS: i64 = 14 * 24 * 3600;
 
-fn told(facts: &Facts) -> Result<&Apiserver, Finding> {
+fn told(facts: &CheckFacts) -> Result<&ApiserverFacts, CheckFinding> {
     facts
         .apiserver
         .as_ref()
-        .ok_or_else(|| Finding::ok("none: this node stands alone"))
+        .ok_or_else(|| CheckFinding::ok("none: this node stands alone"))
 }
 
-pub(super) fn kubeconfig(facts: &Facts) -> Finding {
+pub(super) fn kubeconfig(facts: &CheckFacts) -> CheckFinding {
     let it = match told(facts) {
         Ok(it) => it,
         Err(alone) => return alone,
     };
     let path = &it.kubeconfig;
     match (&it.error, &it.bootstrap) {
-        (None, _) => Finding::ok(format!("{path} for {}", it.server)),
+        (None, _) => CheckFinding::ok(format!("{path} for {}", it.server)),
         // The agent writes it.
-        (Some(_), Some(Bootstrap::Usable(bootstrap))) => {
-            Finding::ok(format!("{path} will be written as {bootstrap} says"))
+        (Some(_), Some(BootstrapKubeconfig::Usable(bootstrap))) => {
+            CheckFinding::ok(format!("{path} will be written as {bootstrap} says"))
         }
-        (Some(why), Some(Bootstrap::Unusable(bootstrap))) => Finding::error(
+        (Some(why), Some(BootstrapKubeconfig::Unusable(bootstrap))) => CheckFinding::error(
             format!("{why}; {bootstrap}"),
             "picolet join --force, with what this prints on the control plane: kubeadm token create --print-join-command",
         ),
-        (Some(why), None) => Finding::error(
+        (Some(why), None) => CheckFinding::error(
             why.clone(),
             format!("picolet join --force, or copy a kubeconfig for this node to {path}"),
         ),
     }
 }
 
-pub(super) fn certificate(facts: &Facts) -> Finding {
+pub(super) fn certificate(facts: &CheckFacts) -> CheckFinding {
     let it = match told(facts) {
         Ok(it) => it,
         Err(alone) => return alone,
     };
     let Some((begins, ends)) = it.certificate else {
-        return Finding::ok(match it.bootstrap {
+        return CheckFinding::ok(match it.bootstrap {
             Some(_) => "none yet: it is asked for",
             None => "none: another way to say who this is",
         });
@@ -53,14 +56,14 @@ pub(super) fn certificate(facts: &Facts) -> Finding {
     let renew =
         "picolet join --force with a new token, or copy a new kubeconfig from the control plane";
     if now < begins {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("holds from {begins} on, and it is {now}"),
             SET_CLOCK,
         );
     }
     // The agent tries it then (SVC-15).
     if now > ends && facts.clock.synchronized != Some(true) {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("ended at {ends}, says a clock that nobody keeps right: it is {now} here"),
             SET_CLOCK,
         );
@@ -68,31 +71,33 @@ pub(super) fn certificate(facts: &Facts) -> Finding {
     if now > ends {
         let says = format!("ended at {ends}");
         return match &it.bootstrap {
-            Some(Bootstrap::Usable(_)) => Finding::ok(format!("{says}: another is asked for")),
-            _ => Finding::error(says, renew),
+            Some(BootstrapKubeconfig::Usable(_)) => {
+                CheckFinding::ok(format!("{says}: another is asked for"))
+            }
+            _ => CheckFinding::error(says, renew),
         };
     }
-    if !it.renews && ends < Wall::from_secs(now.secs().saturating_add(SHORT_SECS)) {
-        return Finding::warning(
+    if !it.renews && ends < WallTime::from_secs(now.secs().saturating_add(SHORT_SECS)) {
+        return CheckFinding::warning(
             format!("ends at {ends}, and the agent does not renew it"),
             "picolet run --rotate-certificates  (or rotateCertificates: true in the configuration)",
         );
     }
-    Finding::ok(format!("holds until {ends}"))
+    CheckFinding::ok(format!("holds until {ends}"))
 }
 
-pub(super) fn apiserver(facts: &Facts) -> Finding {
+pub(super) fn apiserver(facts: &CheckFacts) -> CheckFinding {
     let it = match told(facts) {
         Ok(it) => it,
         Err(alone) => return alone,
     };
     if let Some(clock) = &it.clock {
-        return Finding::warning(clock.clone(), SET_CLOCK);
+        return CheckFinding::warning(clock.clone(), SET_CLOCK);
     }
     match &it.answer {
-        None => Finding::ok("not asked"),
-        Some(Answer::Given) => Finding::ok(format!("{} answers", it.server)),
-        Some(Answer::Silent(why)) => Finding::warning(
+        None => CheckFinding::ok("not asked"),
+        Some(ApiserverAnswer::Given) => CheckFinding::ok(format!("{} answers", it.server)),
+        Some(ApiserverAnswer::Silent(why)) => CheckFinding::warning(
             format!("{why}; pods go on without it"),
             format!("curl -kv {}/healthz", it.server),
         ),
@@ -101,15 +106,15 @@ pub(super) fn apiserver(facts: &Facts) -> Finding {
 
 /// Checks routes to pods of other nodes: the built-in network is only this machine's, so another program must make them
 /// (K3SJ-11).
-pub(super) fn pod_routes(facts: &Facts) -> Finding {
+pub(super) fn pod_routes(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     match told(facts) {
         Err(alone) => alone,
         Ok(_) if facts.runtime.socket.is_some() || net.conf.is_some() => {
-            Finding::ok("the configured network's")
+            CheckFinding::ok("the configured network's")
         }
-        Ok(_) if net.routes > 0 => Finding::ok(format!("{} by other machines", net.routes)),
-        Ok(_) => Finding::warning(
+        Ok(_) if net.routes > 0 => CheckFinding::ok(format!("{} by other machines", net.routes)),
+        Ok(_) => CheckFinding::warning(
             "pods do not reach pods of other nodes: the built-in network has no routes to them",
             format!(
                 "ip route add PODS-OF-A-NODE via ADDRESS-OF-THE-NODE, for each other node; or a network configuration in {}",
@@ -120,11 +125,11 @@ pub(super) fn pod_routes(facts: &Facts) -> Finding {
 }
 
 /// Checks that Services are reachable: not a kubelet makes them so, but kube-proxy, or a network that replaces it.
-pub(super) fn services(facts: &Facts) -> Finding {
+pub(super) fn services(facts: &CheckFacts) -> CheckFinding {
     match (told(facts), &facts.network.services) {
         (Err(alone), _) => alone,
-        (Ok(_), Some(by)) => Finding::ok(by.clone()),
-        (Ok(_), None) => Finding::warning(
+        (Ok(_), Some(by)) => CheckFinding::ok(by.clone()),
+        (Ok(_), None) => CheckFinding::warning(
             "pods do not reach Services: no kube-proxy has made rules on this machine",
             "run kube-proxy here: kubeadm has a DaemonSet of it (kubectl -n kube-system get ds kube-proxy), k3s has none",
         ),
@@ -133,12 +138,12 @@ pub(super) fn services(facts: &Facts) -> Finding {
 
 /// Checks that the control plane can reach this node for logs and exec. Servers of k3s that want nodes to open tunnels
 /// to them do not reach it (K3SJ-09).
-pub(super) fn tunnel(facts: &Facts) -> Finding {
+pub(super) fn tunnel(facts: &CheckFacts) -> CheckFinding {
     match told(facts) {
         Err(alone) => alone,
         Ok(it) => match &it.tunnel {
-            None => Finding::ok("none is needed"),
-            Some(mode) => Finding::warning(
+            None => CheckFinding::ok("none is needed"),
+            Some(mode) => CheckFinding::warning(
                 format!(
                     "kubectl logs and exec do not reach this node: the servers want a tunnel ({mode})"
                 ),

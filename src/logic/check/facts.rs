@@ -4,49 +4,49 @@ use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use serde_json::Value;
 
-use super::{Finding, Kubeadm};
-use crate::api::{Wall, cri::CgroupDriver};
+use super::{CheckFinding, KubeadmFacts};
+use crate::api::{WallTime, cri::CgroupDriver};
 
 /// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct CheckFacts {
     /// Configuration of the operator.
-    pub wanted: Wanted,
+    pub wanted: OperatorConfig,
     /// Findings of the node's parts: each stands in the place of the check of that name.
-    pub of_parts: Vec<(&'static str, Finding)>,
+    pub of_parts: Vec<(&'static str, CheckFinding)>,
     /// Kernel and processor.
-    pub kernel: Kernel,
+    pub kernel: KernelFacts,
     /// Control groups.
-    pub cgroups: Cgroups,
+    pub cgroups: CgroupFacts,
     /// The OCI runtime.
-    pub runtime: Runtime,
+    pub runtime: RuntimeFacts,
     /// Pod network and firewall.
-    pub network: Network,
+    pub network: NetworkFacts,
     /// Clocks.
-    pub clock: Clock,
+    pub clock: ClockFacts,
     /// Directories of the agent.
-    pub dirs: Dirs,
+    pub dirs: AgentDirectoryFacts,
     /// Devices that pods may ask for.
-    pub devices: Devices,
+    pub devices: OfferedDevices,
     /// Rights of this process.
-    pub rights: Rights,
+    pub rights: ProcessRights,
     /// Manifests.
-    pub manifests: Manifests,
+    pub manifests: ManifestFacts,
     /// Configuration of registries.
-    pub registries: Registries,
+    pub registries: RegistryConfigFacts,
     /// Other programs that run pods here: name and process.
     pub kubelets: Vec<(String, u32)>,
     /// The apiserver; `None`: this machine is no node of one.
-    pub apiserver: Option<Apiserver>,
+    pub apiserver: Option<ApiserverFacts>,
     /// The agent.
-    pub agent: Agent,
+    pub agent: AgentReachability,
     /// Facts for the checks of kubeadm; empty unless they are asked for.
-    pub kubeadm: Kubeadm,
+    pub kubeadm: KubeadmFacts,
 }
 
 /// Configuration of the operator, defaults included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct OperatorConfig {
     /// Reason why the configuration cannot be used; the other fields are defaults then.
     pub unusable: Option<String>,
     /// Settings of the kernel that `protectKernelDefaults` keeps from being changed, and that are wrong.
@@ -79,7 +79,7 @@ pub struct Wanted {
 
 /// Devices that pods may ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Devices {
+pub struct OfferedDevices {
     /// Resources with the numbers of their units, as they are configured.
     pub units: Vec<(String, usize)>,
     /// Resources of device plugins with the numbers of their healthy units, as the agent knows them.
@@ -92,7 +92,7 @@ pub struct Devices {
 
 /// Kernel and processor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kernel {
+pub struct KernelFacts {
     /// `6.12.25+rpt-rpi-v8`
     pub release: String,
     /// `uname -m`: `aarch64`, `armv7l`, …
@@ -133,7 +133,7 @@ pub struct Kernel {
 
 /// Control groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Cgroups {
+pub struct CgroupFacts {
     /// Set if a usable hierarchy is mounted.
     pub mounted: bool,
     /// Version 2: a single tree for all controllers.
@@ -144,7 +144,7 @@ pub struct Cgroups {
 
 /// Runtime of containers: an OCI runtime, or one that serves CRI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Runtime {
+pub struct RuntimeFacts {
     /// Socket of a runtime that serves CRI; `None`: the agent runs containers itself, by an OCI runtime.
     pub socket: Option<String>,
     /// Reason why pods have no network, as the CRI runtime reports it.
@@ -154,16 +154,16 @@ pub struct Runtime {
     /// Reason why there is none.
     pub error: Option<String>,
     /// Drivers that make cgroups.
-    pub drivers: Drivers,
+    pub drivers: CgroupDriverFacts,
     /// Known holes of this version, the distribution's revision considered.
     pub holes: Vec<String>,
     /// Handlers for pods with a RuntimeClass.
-    pub handlers: Vec<Handler>,
+    pub handlers: Vec<HandlerRuntimeFacts>,
 }
 
 /// Drivers that make cgroups: the configured one, the runtime's, and systemd's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Drivers {
+pub struct CgroupDriverFacts {
     /// `cgroupDriver`.
     pub wanted: CgroupDriver,
     /// Driver that the runtime reports; it counts before the configured one.
@@ -178,7 +178,7 @@ pub struct Drivers {
 
 /// Runtime for pods whose RuntimeClass names this handler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Handler {
+pub struct HandlerRuntimeFacts {
     /// Name of the handler.
     pub name: String,
     /// `kata-runtime 3.2.0 at /opt/kata/bin/kata-runtime`; empty if the container runtime keeps it to itself.
@@ -189,7 +189,7 @@ pub struct Handler {
 
 /// Pod network and firewall.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Network {
+pub struct NetworkFacts {
     /// Directory of network configurations.
     pub conf_dir: String,
     /// File in use; `None` for the built-in network.
@@ -231,9 +231,9 @@ pub struct Network {
 
 /// Clocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Clock {
+pub struct ClockFacts {
     /// Wall time now.
-    pub now: Wall,
+    pub now: WallTime,
     /// True if the kernel's clock is synchronized; `None` if the kernel does not say.
     pub synchronized: Option<bool>,
     /// Set if there is a battery-backed clock.
@@ -244,7 +244,7 @@ pub struct Clock {
 
 /// A directory of the agent, as its file system is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Dir {
+pub struct DirectoryFacts {
     /// Path.
     pub path: String,
     /// `ext4`, `tmpfs`, …
@@ -267,7 +267,7 @@ pub struct Dir {
 
 /// A disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Disk {
+pub struct DiskWearFacts {
     /// `mmcblk0`, `sda`, …
     pub name: String,
     /// Bytes written to it since the machine was started.
@@ -280,17 +280,17 @@ pub struct Disk {
 
 /// Directories of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Dirs {
+pub struct AgentDirectoryFacts {
     /// Root directory: its content survives a reboot.
-    pub root: Dir,
+    pub root: DirectoryFacts,
     /// Disk of the root directory, if it is on one.
-    pub root_disk: Option<Disk>,
+    pub root_disk: Option<DiskWearFacts>,
     /// Run directory: its content ends with a reboot.
-    pub run: Dir,
+    pub run: DirectoryFacts,
     /// Logs of containers.
-    pub logs: Dir,
+    pub logs: DirectoryFacts,
     /// Other directories that are written to.
-    pub others: Vec<Dir>,
+    pub others: Vec<DirectoryFacts>,
     /// True if the mount namespace (the agent's if it runs, else ours) is that of PID 1; `None` if unknown.
     pub host_mounts: Option<bool>,
     /// A record of another program whose version this one does not read.
@@ -299,7 +299,7 @@ pub struct Dirs {
 
 /// Rights of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rights {
+pub struct ProcessRights {
     /// Effective user is root.
     pub root: bool,
     /// Capabilities of the process, as `CAP_X`.
@@ -308,7 +308,7 @@ pub struct Rights {
 
 /// Manifests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Manifests {
+pub struct ManifestFacts {
     /// Path of the manifests; `None` if turned off.
     pub path: Option<String>,
     /// URL of more manifests, without its query; `None` if turned off.
@@ -329,7 +329,7 @@ pub struct Manifests {
 
 /// Configuration of registries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Registries {
+pub struct RegistryConfigFacts {
     /// Path of the file; `None` if there is none.
     pub path: Option<String>,
     /// Reason why no agent starts with it.
@@ -342,40 +342,40 @@ pub struct Registries {
 
 /// The apiserver that this machine is to be a node of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Apiserver {
+pub struct ApiserverFacts {
     /// Path of the kubeconfig.
     pub kubeconfig: String,
     /// Reason why the kubeconfig cannot be used.
     pub error: Option<String>,
     /// The bootstrap kubeconfig, if one is named.
-    pub bootstrap: Option<Bootstrap>,
+    pub bootstrap: Option<BootstrapKubeconfig>,
     /// URL of the apiserver; empty if not known.
     pub server: String,
     /// Validity of the client certificate: from, until.
-    pub certificate: Option<(Wall, Wall)>,
+    pub certificate: Option<(WallTime, WallTime)>,
     /// Set if the agent renews the certificate.
     pub renews: bool,
     /// Answer of the apiserver; `None` if it was not asked.
-    pub answer: Option<Answer>,
+    pub answer: Option<ApiserverAnswer>,
     /// Tunnel mode of a k3s server that does not reach nodes directly.
     pub tunnel: Option<String>,
     /// Difference between the clocks of this machine and the apiserver, if it is too large.
     pub clock: Option<String>,
 }
 
-impl Facts {
+impl CheckFacts {
     /// Returns true if the apiserver answers, whatever else is wrong with it; `None`: it was not asked, or there is
     /// none.
     #[must_use]
     pub fn apiserver_answers(&self) -> Option<bool> {
         let answer = self.apiserver.as_ref()?.answer.as_ref()?;
-        Some(*answer == Answer::Given)
+        Some(*answer == ApiserverAnswer::Given)
     }
 }
 
 /// A bootstrap kubeconfig.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bootstrap {
+pub enum BootstrapKubeconfig {
     /// Path.
     Usable(String),
     /// Reason why it cannot be used.
@@ -384,7 +384,7 @@ pub enum Bootstrap {
 
 /// Result of a request to the apiserver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum ApiserverAnswer {
     /// The apiserver answered.
     Given,
     /// No usable answer came, and why.
@@ -393,7 +393,7 @@ pub enum Answer {
 
 /// The agent, asked through its socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Agent {
+pub enum AgentReachability {
     /// No agent listens.
     #[default]
     Absent,

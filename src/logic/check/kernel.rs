@@ -2,7 +2,7 @@
 
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
-use super::{Facts, Finding, some_of};
+use super::{CheckFacts, CheckFinding, some_of};
 use crate::{api::cri::CgroupDriver, page_size::COMMON_PAGE_BYTES};
 
 /// Oldest kernel with everything that is used (`openat2`, `pidfd`), major and minor.
@@ -23,28 +23,28 @@ fn release_numbers(release: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-pub(super) fn version(facts: &Facts) -> Finding {
+pub(super) fn version(facts: &CheckFacts) -> CheckFinding {
     let release = &facts.kernel.release;
     if release_numbers(release) >= OLDEST_KERNEL {
-        return Finding::ok(format!("Linux {release}"));
+        return CheckFinding::ok(format!("Linux {release}"));
     }
     let (major, minor) = OLDEST_KERNEL;
-    Finding::error(
+    CheckFinding::error(
         format!("Linux {release} is older than {major}.{minor}"),
         "apt-get update && apt-get full-upgrade && reboot",
     )
 }
 
-pub(super) fn architecture(facts: &Facts) -> Finding {
+pub(super) fn architecture(facts: &CheckFacts) -> CheckFinding {
     let (machine, program) = (facts.kernel.machine.as_str(), facts.kernel.program.as_str());
     let wide = matches!(machine, "aarch64" | "arm64" | "x86_64" | "riscv64");
     let narrow = matches!(program, "arm" | "armv6" | "armv7" | "x86");
     // `uname -m` tells the kernel's width. A 32-bit system gets a 32-bit program; install.sh does the same (SVC-18).
     if wide && narrow && facts.kernel.userland_bits == Some(32) {
-        return Finding::ok(format!("{program} on a 32-bit system ({machine} kernel)"));
+        return CheckFinding::ok(format!("{program} on a 32-bit system ({machine} kernel)"));
     }
     if wide && narrow {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!(
                 "a 32-bit program on a 64-bit kernel ({machine}): images are chosen for 32 bits"
             ),
@@ -52,24 +52,24 @@ pub(super) fn architecture(facts: &Facts) -> Finding {
         );
     }
     if program == "armv6" && machine.starts_with("armv7") {
-        return Finding::warning(
+        return CheckFinding::warning(
             "the armv6 build on an armv7 processor: images are chosen for arm/v6, and many have none",
             "install the armv7 build of picolet",
         );
     }
-    Finding::ok(format!("{program} on {machine}"))
+    CheckFinding::ok(format!("{program} on {machine}"))
 }
 
-pub(super) fn page_size(facts: &Facts) -> Finding {
+pub(super) fn page_size(facts: &CheckFacts) -> CheckFinding {
     let bytes = facts.kernel.page_size;
     if bytes <= COMMON_PAGE_BYTES {
-        return Finding::ok(format!("{} KiB", bytes / 1024));
+        return CheckFinding::ok(format!("{} KiB", bytes / 1024));
     }
     let fix = match &facts.kernel.config_file {
         Some(file) => format!("echo kernel=kernel8.img >> {file} && reboot"),
         None => "boot a kernel with 4 KiB pages".into(),
     };
-    Finding::warning(
+    CheckFinding::warning(
         format!(
             "{} KiB: programs built for 4 KiB pages crash (older jemalloc, Go, Electron)",
             bytes / 1024
@@ -79,7 +79,7 @@ pub(super) fn page_size(facts: &Facts) -> Finding {
 }
 
 /// Command that puts `words` on the kernel's command line.
-fn on_cmdline(facts: &Facts, words: &str) -> String {
+fn on_cmdline(facts: &CheckFacts, words: &str) -> String {
     match &facts.kernel.cmdline_file {
         // The file is one line; everything after it is not read.
         Some(file) => format!("sed -i '1s/$/ {words}/' {file} && reboot"),
@@ -89,30 +89,30 @@ fn on_cmdline(facts: &Facts, words: &str) -> String {
     }
 }
 
-pub(super) fn cgroup(facts: &Facts) -> Finding {
+pub(super) fn cgroup(facts: &CheckFacts) -> CheckFinding {
     let groups = &facts.cgroups;
     if !groups.mounted {
-        return Finding::error(
+        return CheckFinding::error(
             "no control group hierarchy is mounted",
             "mount -t cgroup2 none /sys/fs/cgroup",
         );
     }
     if groups.v2 {
-        return Finding::ok("version 2");
+        return CheckFinding::ok("version 2");
     }
     let fix = on_cmdline(facts, "systemd.unified_cgroup_hierarchy=1");
     if facts.wanted.fail_cgroup_v1 {
-        return Finding::error("version 1, and failCgroupV1 is true", fix);
+        return CheckFinding::error("version 1, and failCgroupV1 is true", fix);
     }
     if facts.wanted.limits_writes {
-        return Finding::error("version 1, and picolet.podWriteLimit needs version 2", fix);
+        return CheckFinding::error("version 1, and picolet.podWriteLimit needs version 2", fix);
     }
-    Finding::ok("version 1; swap of pods is not limited, memory is not throttled")
+    CheckFinding::ok("version 1; swap of pods is not limited, memory is not throttled")
 }
 
-pub(super) fn cgroup_memory(facts: &Facts) -> Finding {
+pub(super) fn cgroup_memory(facts: &CheckFacts) -> CheckFinding {
     if !facts.cgroups.missing.iter().any(|c| c == "memory") {
-        return Finding::ok("memory is limited");
+        return CheckFinding::ok("memory is limited");
     }
     let why = if facts.kernel.cmdline.contains("cgroup_disable=memory") {
         "the memory controller is switched off by the kernel command line (cgroup_disable=memory)"
@@ -120,20 +120,20 @@ pub(super) fn cgroup_memory(facts: &Facts) -> Finding {
         "the memory controller is off"
     };
     // Pods run all the same (QEMU-22).
-    Finding::warning(
+    CheckFinding::warning(
         format!("{why}: pods with memory limits do not start"),
         on_cmdline(facts, "cgroup_enable=memory cgroup_memory=1"),
     )
 }
 
-pub(super) fn cgroup_limits(facts: &Facts) -> Finding {
+pub(super) fn cgroup_limits(facts: &CheckFacts) -> CheckFinding {
     let missing = facts.cgroups.missing.iter().map(String::as_str);
     let missing: Vec<&str> = missing.filter(|c| *c != "memory").collect();
     if missing.is_empty() {
-        return Finding::ok("cpu and pids are limited");
+        return CheckFinding::ok("cpu and pids are limited");
     }
     let list = missing.join(" and ");
-    Finding::warning(
+    CheckFinding::warning(
         format!("controllers are missing: {list}; pods do not start"),
         if facts.kernel.cmdline.contains("cgroup_disable=") {
             "remove cgroup_disable= from the kernel command line, then: reboot".to_owned()
@@ -144,64 +144,64 @@ pub(super) fn cgroup_limits(facts: &Facts) -> Finding {
     )
 }
 
-pub(super) fn overlayfs(facts: &Facts) -> Finding {
+pub(super) fn overlayfs(facts: &CheckFacts) -> CheckFinding {
     if facts.kernel.overlayfs {
-        return Finding::ok("available");
+        return CheckFinding::ok("available");
     }
-    Finding::error(
+    CheckFinding::error(
         "the kernel has no overlayfs",
         "modprobe overlay && echo overlay > /etc/modules-load.d/overlay.conf",
     )
 }
 
-pub(super) fn seccomp(facts: &Facts) -> Finding {
+pub(super) fn seccomp(facts: &CheckFacts) -> CheckFinding {
     if facts.kernel.seccomp {
-        return Finding::ok("available");
+        return CheckFinding::ok("available");
     }
     let says = "the kernel has no seccomp filters";
     let fix = "boot a kernel with CONFIG_SECCOMP_FILTER=y";
     if facts.wanted.seccomp_default {
-        return Finding::error(format!("{says}, and seccompDefault is true"), fix);
+        return CheckFinding::error(format!("{says}, and seccompDefault is true"), fix);
     }
-    Finding::warning(
+    CheckFinding::warning(
         format!("{says}: pods that ask for a profile do not start"),
         fix,
     )
 }
 
-pub(super) fn apparmor(facts: &Facts) -> Finding {
+pub(super) fn apparmor(facts: &CheckFacts) -> CheckFinding {
     match (facts.kernel.apparmor, &facts.kernel.apparmor_profile) {
-        (false, _) => Finding::ok("not in this kernel; containers are not confined by it"),
-        (true, Some(profile)) => Finding::ok(format!("profile {profile}")),
-        (true, None) => Finding::warning(
+        (false, _) => CheckFinding::ok("not in this kernel; containers are not confined by it"),
+        (true, Some(profile)) => CheckFinding::ok(format!("profile {profile}")),
+        (true, None) => CheckFinding::warning(
             "on, and nothing can load the profile for containers: they run unconfined",
             "apt-get install apparmor && systemctl restart picolet",
         ),
     }
 }
 
-pub(super) fn pid_limits(facts: &Facts) -> Finding {
+pub(super) fn pid_limits(facts: &CheckFacts) -> CheckFinding {
     let (name, have) = if facts.kernel.pid_max <= facts.kernel.threads_max {
         ("kernel.pid_max", facts.kernel.pid_max)
     } else {
         ("kernel.threads-max", facts.kernel.threads_max)
     };
     if have >= FEW_PIDS {
-        return Finding::ok(format!("{name} {have}"));
+        return CheckFinding::ok(format!("{name} {have}"));
     }
-    Finding::warning(
+    CheckFinding::warning(
         format!("{name} is {have}: that is few for all pods together"),
         format!("echo {name}=32768 > /etc/sysctl.d/90-picolet-pids.conf && sysctl --system"),
     )
 }
 
-pub(super) fn inotify(facts: &Facts) -> Finding {
+pub(super) fn inotify(facts: &CheckFacts) -> CheckFinding {
     let kernel = &facts.kernel;
     let (instances, watches) = (kernel.inotify_instances, kernel.inotify_watches);
     if instances >= FEW_INOTIFY_INSTANCES && watches >= FEW_INOTIFY_WATCHES {
-        return Finding::ok(format!("{instances} instances, {watches} watches"));
+        return CheckFinding::ok(format!("{instances} instances, {watches} watches"));
     }
-    Finding::warning(
+    CheckFinding::warning(
         format!(
             "{instances} instances and {watches} watches are few: programs in pods fail with \"too many open files\""
         ),
@@ -210,10 +210,10 @@ pub(super) fn inotify(facts: &Facts) -> Finding {
     )
 }
 
-pub(super) fn swap(facts: &Facts) -> Finding {
+pub(super) fn swap(facts: &CheckFacts) -> CheckFinding {
     let swaps = &facts.kernel.swaps;
     let Some(first) = swaps.first() else {
-        return Finding::ok("none");
+        return CheckFinding::ok("none");
     };
     let list = some_of(swaps.iter().map(String::as_str), 2);
     if facts.wanted.fail_swap_on {
@@ -224,12 +224,12 @@ pub(super) fn swap(facts: &Facts) -> Finding {
         } else {
             "swapoff -a && sed -i '/\\sswap\\s/s/^/#/' /etc/fstab"
         };
-        return Finding::error(format!("{list} is on, and failSwapOn is true"), off);
+        return CheckFinding::error(format!("{list} is on, and failSwapOn is true"), off);
     }
     let (zram, kept) = (facts.kernel.zram_bytes, facts.wanted.system_memory);
     if zram > kept {
         let needed = zram.div_ceil(1 << 20);
-        return Finding::warning(
+        return CheckFinding::warning(
             format!(
                 "{list} takes {needed} MiB of memory that is no pod's, and systemReserved keeps {} MiB",
                 kept >> 20
@@ -239,27 +239,27 @@ pub(super) fn swap(facts: &Facts) -> Finding {
     }
     let on_disk = swaps.iter().any(|name| !name.starts_with("/dev/zram"));
     if on_disk && release_numbers(&facts.kernel.release) < NOSWAP_KERNEL {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("{list}: Secrets in memory may get to the disk, which Linux 6.4 can prevent"),
             "swapoff -a, or swap to zram, or a newer kernel",
         );
     }
-    Finding::ok(format!("{list}; pods get none of it on cgroup v2"))
+    CheckFinding::ok(format!("{list}; pods get none of it on cgroup v2"))
 }
 
-pub(super) fn runtime(facts: &Facts) -> Finding {
+pub(super) fn runtime(facts: &CheckFacts) -> CheckFinding {
     match (&facts.runtime.error, &facts.runtime.socket) {
-        (Some(why), Some(socket)) => Finding::error(
+        (Some(why), Some(socket)) => CheckFinding::error(
             format!("{socket}: {why}"),
             "start the container runtime, or correct or remove containerRuntimeEndpoint",
         ),
-        (None, _) => Finding::ok(facts.runtime.program.clone()),
-        (Some(why), None) => Finding::error(why.clone(), "apt-get install runc"),
+        (None, _) => CheckFinding::ok(facts.runtime.program.clone()),
+        (Some(why), None) => CheckFinding::error(why.clone(), "apt-get install runc"),
     }
 }
 
 /// Checks that agent and runtime use the same cgroup driver (CRI-12, SVC-32).
-pub(super) fn cgroup_driver(facts: &Facts) -> Finding {
+pub(super) fn cgroup_driver(facts: &CheckFacts) -> CheckFinding {
     let drivers = &facts.runtime.drivers;
     let has_runtime = facts.runtime.socket.is_some();
     let wanted = if has_runtime {
@@ -271,7 +271,7 @@ pub(super) fn cgroup_driver(facts: &Facts) -> Finding {
     if let (None, Some(shown)) = (drivers.told, drivers.shown)
         && shown != wanted
     {
-        return Finding::error(
+        return CheckFinding::error(
             format!(
                 "the runtime's is {}, cgroupDriver is {}: containers do not start, or not in their pod's cgroup",
                 shown.word(),
@@ -286,28 +286,28 @@ pub(super) fn cgroup_driver(facts: &Facts) -> Finding {
         } else if !facts.cgroups.v2 {
             "systemd, which needs cgroup version 2 here"
         } else {
-            return Finding::ok("systemd makes the cgroups of pods");
+            return CheckFinding::ok("systemd makes the cgroups of pods");
         };
-        return Finding::error(
+        return CheckFinding::error(
             lacks,
             "set SystemdCgroup = false (containerd) or cgroup_manager = \"cgroupfs\" and conmon_cgroup = \"pod\" (CRI-O)",
         );
     }
     if drivers.slice {
-        return Finding::warning(
+        return CheckFinding::warning(
             "kubepods.slice is loaded, and nobody uses it: a kubelet has left it",
             "systemctl stop kubepods.slice",
         );
     }
-    Finding::ok("cgroupfs")
+    CheckFinding::ok("cgroupfs")
 }
 
 /// Checks the program of each handler (RC-01).
-pub(super) fn runtime_handlers(facts: &Facts) -> Finding {
+pub(super) fn runtime_handlers(facts: &CheckFacts) -> CheckFinding {
     let all = &facts.runtime.handlers;
     if let Some(handler) = all.iter().find(|handler| handler.error.is_some()) {
         let why = handler.error.as_deref().unwrap_or_default();
-        return Finding::error(
+        return CheckFinding::error(
             format!("{}: {why}", handler.name),
             "install that OCI runtime, or correct picolet.handlers",
         );
@@ -317,16 +317,16 @@ pub(super) fn runtime_handlers(facts: &Facts) -> Finding {
         program => format!("{}: {program}", handler.name),
     });
     match all.is_empty() {
-        true => Finding::ok("none beside the default one"),
-        false => Finding::ok(shown.collect::<Vec<_>>().join("; ")),
+        true => CheckFinding::ok("none beside the default one"),
+        false => CheckFinding::ok(shown.collect::<Vec<_>>().join("; ")),
     }
 }
 
-pub(super) fn runtime_version(facts: &Facts) -> Finding {
+pub(super) fn runtime_version(facts: &CheckFacts) -> CheckFinding {
     if facts.runtime.holes.is_empty() {
-        return Finding::ok("no known holes");
+        return CheckFinding::ok("no known holes");
     }
-    Finding::warning(
+    CheckFinding::warning(
         format!(
             "{} has {}",
             facts.runtime.program,

@@ -5,7 +5,7 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{Agent, Check, Facts, Finding, some_of};
+use super::{AgentReachability, CheckFacts, CheckFinding, NodeCheck, some_of};
 
 /// Options that kubeadm wants in the kernel's configuration. Any one of each row is enough.
 pub const KERNEL_OPTIONS: [&[&str]; 17] = [
@@ -54,7 +54,7 @@ const MAX_NAMED: usize = 4;
 
 /// Facts for the checks of kubeadm, besides the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kubeadm {
+pub struct KubeadmFacts {
     /// Files of [`FILES`] that exist.
     pub files: Vec<String>,
     /// Programs of [`PROGRAMS`] that are not on the path.
@@ -78,7 +78,7 @@ pub struct Kubeadm {
 }
 
 /// All checks of kubeadm, in its order.
-const KUBEADM: [Check; 17] = [
+const KUBEADM: [NodeCheck; 17] = [
     ("IsPrivilegedUser", root),
     ("FileAvailable--etc-kubernetes-kubelet.conf", |f| file(f, 0)),
     (
@@ -105,28 +105,28 @@ const KUBEADM: [Check; 17] = [
 ///
 /// - Shape: as [`super::run`]; without root only the first, as kubeadm does.
 #[must_use]
-pub fn run_kubeadm(facts: &Facts) -> Vec<(&'static str, Finding)> {
+pub fn run_kubeadm(facts: &CheckFacts) -> Vec<(&'static str, CheckFinding)> {
     let count = if facts.rights.root { KUBEADM.len() } else { 1 };
     let checks = KUBEADM.iter().take(count);
     checks.map(|(name, rule)| (*name, rule(facts))).collect()
 }
 
-fn root(facts: &Facts) -> Finding {
+fn root(facts: &CheckFacts) -> CheckFinding {
     if facts.rights.root {
-        return Finding::ok("runs as root");
+        return CheckFinding::ok("runs as root");
     }
-    Finding::error(
+    CheckFinding::error(
         "not root: kubeadm looks at nothing else",
         "sudo picolet check --kubeadm",
     )
 }
 
-fn file(facts: &Facts, n: usize) -> Finding {
+fn file(facts: &CheckFacts, n: usize) -> CheckFinding {
     let path = FILES[n];
     if !facts.kubeadm.files.iter().any(|f| f == path) {
-        return Finding::ok(format!("there is no {path}"));
+        return CheckFinding::ok(format!("there is no {path}"));
     }
-    Finding::error(
+    CheckFinding::error(
         format!("{path} is there: this machine is, or was, a node"),
         "kubeadm reset; picolet reset --stop",
     )
@@ -134,18 +134,18 @@ fn file(facts: &Facts, n: usize) -> Finding {
 
 /// Checks the socket of a container runtime. Picolet needs none; only the checks `CRI` and `ContainerRuntimeVersion`
 /// do.
-fn runtime(facts: &Facts) -> Finding {
+fn runtime(facts: &CheckFacts) -> CheckFinding {
     match facts.kubeadm.sockets.as_slice() {
-        [] if facts.kubeadm.own_socket => Finding::warning(
+        [] if facts.kubeadm.own_socket => CheckFinding::warning(
             format!("kubeadm has to be told of {OWN_SOCKET}: it does not look there"),
             format!("kubeadm join --cri-socket unix://{OWN_SOCKET}"),
         ),
-        [] => Finding::error(
+        [] => CheckFinding::error(
             "there is no socket of a container runtime: picolet needs none, kubeadm looks for one",
             "kubeadm join --cri-socket unix:///run/picolet-cri.sock (picolet-cri.socket), or --ignore-preflight-errors=CRI,ContainerRuntimeVersion (1.30: CRI,FileExisting-crictl)",
         ),
-        [socket] => Finding::ok(socket.clone()),
-        sockets => Finding::error(
+        [socket] => CheckFinding::ok(socket.clone()),
+        sockets => CheckFinding::error(
             format!(
                 "there are several: {}",
                 some_of(sockets.iter().map(String::as_str), MAX_NAMED)
@@ -155,44 +155,44 @@ fn runtime(facts: &Facts) -> Finding {
     }
 }
 
-fn forwarding(facts: &Facts) -> Finding {
+fn forwarding(facts: &CheckFacts) -> CheckFinding {
     if facts.network.ip_forward {
-        return Finding::ok("1");
+        return CheckFinding::ok("1");
     }
-    Finding::error(
+    CheckFinding::error(
         "net.ipv4.ip_forward is off",
         "printf 'net.ipv4.ip_forward=1\\n' > /etc/sysctl.d/90-picolet-forward.conf && sysctl --system",
     )
 }
 
-fn swap(facts: &Facts) -> Finding {
+fn swap(facts: &CheckFacts) -> CheckFinding {
     if facts.kernel.swaps.is_empty() {
-        return Finding::ok("none");
+        return CheckFinding::ok("none");
     }
     let list = some_of(facts.kernel.swaps.iter().map(String::as_str), MAX_NAMED);
-    Finding::warning(
+    CheckFinding::warning(
         format!("{list} is on: the agent starts all the same, unless failSwapOn is true"),
         "failSwapOn: false in the cluster's ConfigMap kubelet-config, or swapoff -a",
     )
 }
 
-fn program(facts: &Facts, n: usize) -> Finding {
+fn program(facts: &CheckFacts, n: usize) -> CheckFinding {
     let name = PROGRAMS[n];
     if !facts.kubeadm.missing_programs.iter().any(|p| p == name) {
-        return Finding::ok("installed");
+        return CheckFinding::ok("installed");
     }
     let package = if name == "cp" { "coreutils" } else { "mount" };
-    Finding::error(
+    CheckFinding::error(
         format!("there is no program {name}"),
         format!("apt-get install {package}"),
     )
 }
 
 /// Kernel and control groups (KADM-12).
-fn system(facts: &Facts) -> Finding {
+fn system(facts: &CheckFacts) -> CheckFinding {
     const IGNORE: &str = "kubeadm join --ignore-preflight-errors=SystemVerification";
     if !facts.cgroups.v2 {
-        return Finding::error(
+        return CheckFinding::error(
             "control groups are of version 1, which a kubelet of 1.35 does not have any more",
             "systemd.unified_cgroup_hierarchy=1 on the kernel's command line",
         );
@@ -200,13 +200,13 @@ fn system(facts: &Facts) -> Finding {
     let missing = &facts.cgroups.missing;
     if !missing.is_empty() {
         let list = some_of(missing.iter().map(String::as_str), MAX_NAMED);
-        return Finding::error(
+        return CheckFinding::error(
             format!("controllers are missing: {list}"),
             "see cgroup-memory and cgroup-limits of picolet check",
         );
     }
     let Some((path, lacks)) = &facts.kubeadm.kernel else {
-        return Finding::error(
+        return CheckFinding::error(
             format!(
                 "the kernel's configuration is neither in /proc/config.gz nor in /boot/config-{}",
                 facts.kernel.release
@@ -216,32 +216,32 @@ fn system(facts: &Facts) -> Finding {
     };
     if !lacks.is_empty() {
         let list = some_of(lacks.iter().map(String::as_str), MAX_NAMED);
-        return Finding::error(
+        return CheckFinding::error(
             format!("{path} lacks {list}"),
             format!("a kernel with these; if the board does without: {IGNORE}"),
         );
     }
-    Finding::ok(format!("{path} has all that is asked for"))
+    CheckFinding::ok(format!("{path} has all that is asked for"))
 }
 
-fn hostname(facts: &Facts) -> Finding {
+fn hostname(facts: &CheckFacts) -> CheckFinding {
     let name = &facts.wanted.node_name;
     if facts.kubeadm.resolves {
-        return Finding::ok(name.clone());
+        return CheckFinding::ok(name.clone());
     }
-    Finding::warning(
+    CheckFinding::warning(
         format!("the name {name} leads to no address"),
         format!("echo '127.0.1.1 {name}' >> /etc/hosts"),
     )
 }
 
-fn version(facts: &Facts) -> Finding {
+fn version(facts: &CheckFacts) -> CheckFinding {
     let fix = "sh install.sh --mode kubeadm, or apt-get install picolet-kubelet";
     let said = &facts.kubeadm.version;
     match &facts.kubeadm.version_error {
-        Some(why) => Finding::error(format!("kubelet --version: {why}"), fix),
-        None if is_version(said) => Finding::ok(said.clone()),
-        None => Finding::error(format!("kubelet --version says {said:?}"), fix),
+        Some(why) => CheckFinding::error(format!("kubelet --version: {why}"), fix),
+        None if is_version(said) => CheckFinding::ok(said.clone()),
+        None => CheckFinding::error(format!("kubelet --version says {said:?}"), fix),
     }
 }
 
@@ -260,11 +260,11 @@ fn is_version(said: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || "-_.+".contains(c))
 }
 
-fn service(facts: &Facts) -> Finding {
+fn service(facts: &CheckFacts) -> CheckFinding {
     match facts.kubeadm.enabled {
-        None => Finding::ok("nothing manages services here: start the kubelet by hand"),
-        Some(true) => Finding::ok("starts with the machine"),
-        Some(false) => Finding::warning(
+        None => CheckFinding::ok("nothing manages services here: start the kubelet by hand"),
+        Some(true) => CheckFinding::ok("starts with the machine"),
+        Some(false) => CheckFinding::warning(
             "the service kubelet does not start with the machine",
             "systemctl enable kubelet",
         ),
@@ -272,33 +272,33 @@ fn service(facts: &Facts) -> Finding {
 }
 
 /// kubeadm looks at the first port only; it waits for the second one later (KADM-11).
-fn port(facts: &Facts) -> Finding {
+fn port(facts: &CheckFacts) -> CheckFinding {
     let listening = &facts.network.listening;
     let taken = |port: &u16| listening.binary_search(port).is_ok();
     let Some(port) = [PORT, HEALTH_PORT].into_iter().find(taken) else {
-        return Finding::ok("10250 and 10248 are free");
+        return CheckFinding::ok("10250 and 10248 are free");
     };
     match (&facts.agent, facts.apiserver.is_some()) {
-        (Agent::Up(_), false) => Finding::error(
+        (AgentReachability::Up(_), false) => CheckFinding::error(
             format!("the picolet that stands alone here holds port {port}"),
             "systemctl disable --now picolet, and kubeadm starts it as kubelet",
         ),
-        (Agent::Up(_), true) => Finding::error(
+        (AgentReachability::Up(_), true) => CheckFinding::error(
             format!("the picolet that is a node already holds port {port}"),
             "kubeadm reset; picolet reset --stop",
         ),
-        (Agent::Absent | Agent::Mute(_), _) => Finding::error(
+        (AgentReachability::Absent | AgentReachability::Mute(_), _) => CheckFinding::error(
             format!("port {port} is taken"),
             format!("ss -ltnp 'sport = :{port}'  (then end that program)"),
         ),
     }
 }
 
-fn proxy(facts: &Facts) -> Finding {
+fn proxy(facts: &CheckFacts) -> CheckFinding {
     if !facts.kubeadm.proxy {
-        return Finding::ok("none");
+        return CheckFinding::ok("none");
     }
-    Finding::warning(
+    CheckFinding::warning(
         "HTTPS_PROXY is set: is the control plane to be reached through it?",
         "add the addresses of the control plane to NO_PROXY",
     )
@@ -309,69 +309,69 @@ mod tests {
     use alloc::borrow::ToOwned;
 
     use super::{super::tests::sound, *};
-    use crate::check::Level;
+    use crate::check::FindingLevel;
 
     /// Everything is as kubeadm wants it.
-    fn ready() -> Facts {
-        Facts {
-            kubeadm: Kubeadm {
+    fn ready() -> CheckFacts {
+        CheckFacts {
+            kubeadm: KubeadmFacts {
                 version: "Kubernetes v1.36.0+picolet-0.1.0".into(),
                 sockets: [SOCKETS[0].to_owned()].into(),
                 kernel: Some(("/boot/config-6.12".into(), Vec::new())),
                 enabled: Some(true),
                 resolves: true,
-                ..Kubeadm::default()
+                ..KubeadmFacts::default()
             },
-            agent: Agent::Absent,
+            agent: AgentReachability::Absent,
             ..sound()
         }
     }
 
-    type Change = fn(&mut Facts);
+    type Change = fn(&mut CheckFacts);
 
     /// Rows of the test: change, name of the check that reports it, level, part of the finding, part of the fix.
     #[rustfmt::skip]
-    const ROWS: &[(Change, &str, Level, &str, &str)] = &[
-        (|f| f.kubeadm.files = [FILES[0].to_owned()].into(), "FileAvailable--etc-kubernetes-kubelet.conf", Level::Error, "is, or was, a node", "kubeadm reset"),
-        (|f| f.kubeadm.files = [FILES[1].to_owned()].into(), "FileAvailable--etc-kubernetes-bootstrap-kubelet.conf", Level::Error, "is, or was, a node", "kubeadm reset"),
-        (|f| f.kubeadm.files = [FILES[2].to_owned()].into(), "FileAvailable--etc-kubernetes-pki-ca.crt", Level::Error, "is, or was, a node", "kubeadm reset"),
+    const ROWS: &[(Change, &str, FindingLevel, &str, &str)] = &[
+        (|f| f.kubeadm.files = [FILES[0].to_owned()].into(), "FileAvailable--etc-kubernetes-kubelet.conf", FindingLevel::Error, "is, or was, a node", "kubeadm reset"),
+        (|f| f.kubeadm.files = [FILES[1].to_owned()].into(), "FileAvailable--etc-kubernetes-bootstrap-kubelet.conf", FindingLevel::Error, "is, or was, a node", "kubeadm reset"),
+        (|f| f.kubeadm.files = [FILES[2].to_owned()].into(), "FileAvailable--etc-kubernetes-pki-ca.crt", FindingLevel::Error, "is, or was, a node", "kubeadm reset"),
         // KADM-15
-        (|f| f.kubeadm.sockets.clear(), "CRI", Level::Error, "picolet needs none", "--ignore-preflight-errors=CRI,ContainerRuntimeVersion"),
-        (|f| f.kubeadm.sockets.clear(), "ContainerRuntimeVersion", Level::Error, "picolet needs none", "(1.30: CRI,FileExisting-crictl)"),
-        (|f| (f.kubeadm.sockets, f.kubeadm.own_socket) = (Vec::new(), true), "CRI", Level::Warning, "/run/picolet-cri.sock", "kubeadm join --cri-socket unix:///run/picolet-cri.sock"),
-        (|f| f.kubeadm.sockets.push(SOCKETS[1].into()), "CRI", Level::Error, "several: /run/containerd/containerd.sock, /run/crio/crio.sock", "--cri-socket unix:///run/containerd/containerd.sock"),
-        (|f| f.network.ip_forward = false, "FileContent--proc-sys-net-ipv4-ip_forward", Level::Error, "is off", "net.ipv4.ip_forward=1"),
-        (|f| f.kernel.swaps = ["/dev/zram0".to_owned()].into(), "Swap", Level::Warning, "/dev/zram0 is on", "failSwapOn: false"),
-        (|f| f.kubeadm.missing_programs = ["losetup".to_owned()].into(), "FileExisting-losetup", Level::Error, "losetup", "install mount"),
-        (|f| f.kubeadm.missing_programs = ["mount".to_owned()].into(), "FileExisting-mount", Level::Error, "mount", "install mount"),
-        (|f| f.kubeadm.missing_programs = ["cp".to_owned()].into(), "FileExisting-cp", Level::Error, "cp", "install coreutils"),
+        (|f| f.kubeadm.sockets.clear(), "CRI", FindingLevel::Error, "picolet needs none", "--ignore-preflight-errors=CRI,ContainerRuntimeVersion"),
+        (|f| f.kubeadm.sockets.clear(), "ContainerRuntimeVersion", FindingLevel::Error, "picolet needs none", "(1.30: CRI,FileExisting-crictl)"),
+        (|f| (f.kubeadm.sockets, f.kubeadm.own_socket) = (Vec::new(), true), "CRI", FindingLevel::Warning, "/run/picolet-cri.sock", "kubeadm join --cri-socket unix:///run/picolet-cri.sock"),
+        (|f| f.kubeadm.sockets.push(SOCKETS[1].into()), "CRI", FindingLevel::Error, "several: /run/containerd/containerd.sock, /run/crio/crio.sock", "--cri-socket unix:///run/containerd/containerd.sock"),
+        (|f| f.network.ip_forward = false, "FileContent--proc-sys-net-ipv4-ip_forward", FindingLevel::Error, "is off", "net.ipv4.ip_forward=1"),
+        (|f| f.kernel.swaps = ["/dev/zram0".to_owned()].into(), "Swap", FindingLevel::Warning, "/dev/zram0 is on", "failSwapOn: false"),
+        (|f| f.kubeadm.missing_programs = ["losetup".to_owned()].into(), "FileExisting-losetup", FindingLevel::Error, "losetup", "install mount"),
+        (|f| f.kubeadm.missing_programs = ["mount".to_owned()].into(), "FileExisting-mount", FindingLevel::Error, "mount", "install mount"),
+        (|f| f.kubeadm.missing_programs = ["cp".to_owned()].into(), "FileExisting-cp", FindingLevel::Error, "cp", "install coreutils"),
         // KADM-12
-        (|f| f.cgroups.v2 = false, "SystemVerification", Level::Error, "version 1", "unified_cgroup_hierarchy"),
-        (|f| f.cgroups.missing = ["memory".to_owned()].into(), "SystemVerification", Level::Error, "missing: memory", "cgroup-memory"),
-        (|f| f.kubeadm.kernel = None, "SystemVerification", Level::Error, "neither in /proc/config.gz nor in /boot/config-6.12.25+rpt-rpi-v8", "--ignore-preflight-errors=SystemVerification"),
-        (|f| f.kubeadm.kernel = Some(("/proc/config.gz".into(), ["CONFIG_EXT4_FS".to_owned()].into())), "SystemVerification", Level::Error, "/proc/config.gz lacks CONFIG_EXT4_FS", "--ignore-preflight-errors=SystemVerification"),
-        (|f| f.kubeadm.resolves = false, "Hostname", Level::Warning, "pi.example leads to no address", "/etc/hosts"),
-        (|f| f.kubeadm.version = "picolet 0.1.0".into(), "KubeletVersion", Level::Error, "says \"picolet 0.1.0\"", "--mode kubeadm"),
-        (|f| f.kubeadm.version_error = Some("there is no such program".into()), "KubeletVersion", Level::Error, "no such program", "--mode kubeadm"),
-        (|f| f.kubeadm.enabled = Some(false), "Service-kubelet", Level::Warning, "does not start", "systemctl enable kubelet"),
+        (|f| f.cgroups.v2 = false, "SystemVerification", FindingLevel::Error, "version 1", "unified_cgroup_hierarchy"),
+        (|f| f.cgroups.missing = ["memory".to_owned()].into(), "SystemVerification", FindingLevel::Error, "missing: memory", "cgroup-memory"),
+        (|f| f.kubeadm.kernel = None, "SystemVerification", FindingLevel::Error, "neither in /proc/config.gz nor in /boot/config-6.12.25+rpt-rpi-v8", "--ignore-preflight-errors=SystemVerification"),
+        (|f| f.kubeadm.kernel = Some(("/proc/config.gz".into(), ["CONFIG_EXT4_FS".to_owned()].into())), "SystemVerification", FindingLevel::Error, "/proc/config.gz lacks CONFIG_EXT4_FS", "--ignore-preflight-errors=SystemVerification"),
+        (|f| f.kubeadm.resolves = false, "Hostname", FindingLevel::Warning, "pi.example leads to no address", "/etc/hosts"),
+        (|f| f.kubeadm.version = "picolet 0.1.0".into(), "KubeletVersion", FindingLevel::Error, "says \"picolet 0.1.0\"", "--mode kubeadm"),
+        (|f| f.kubeadm.version_error = Some("there is no such program".into()), "KubeletVersion", FindingLevel::Error, "no such program", "--mode kubeadm"),
+        (|f| f.kubeadm.enabled = Some(false), "Service-kubelet", FindingLevel::Warning, "does not start", "systemctl enable kubelet"),
         // KADM-11
-        (|f| f.network.listening = [22, 10_250].into(), "Port-10250", Level::Error, "port 10250 is taken", "sport = :10250"),
-        (|f| f.network.listening = [10_248].into(), "Port-10250", Level::Error, "port 10248 is taken", "sport = :10248"),
-        (|f| { f.network.listening = [10_250].into(); f.agent = sound().agent; }, "Port-10250", Level::Error, "stands alone here holds port 10250", "disable --now picolet"),
-        (|f| f.kubeadm.proxy = true, "HTTPProxy", Level::Warning, "HTTPS_PROXY", "NO_PROXY"),
+        (|f| f.network.listening = [22, 10_250].into(), "Port-10250", FindingLevel::Error, "port 10250 is taken", "sport = :10250"),
+        (|f| f.network.listening = [10_248].into(), "Port-10250", FindingLevel::Error, "port 10248 is taken", "sport = :10248"),
+        (|f| { f.network.listening = [10_250].into(); f.agent = sound().agent; }, "Port-10250", FindingLevel::Error, "stands alone here holds port 10250", "disable --now picolet"),
+        (|f| f.kubeadm.proxy = true, "HTTPProxy", FindingLevel::Warning, "HTTPS_PROXY", "NO_PROXY"),
     ];
 
     #[test]
     fn the_verdicts_of_kubeadm() {
         // KADM-10 KADM-11 KADM-12
         for (name, finding) in run_kubeadm(&ready()) {
-            assert_eq!(finding.level, Level::Ok, "{name}: {finding:?}");
+            assert_eq!(finding.level, FindingLevel::Ok, "{name}: {finding:?}");
         }
         for (change, name, level, says, fix) in ROWS {
             let mut facts = ready();
             change(&mut facts);
             let all = run_kubeadm(&facts);
-            let bad = |(_, finding): &&(&str, Finding)| finding.level != Level::Ok;
+            let bad = |(_, finding): &&(&str, CheckFinding)| finding.level != FindingLevel::Ok;
             let named: Vec<&str> = all.iter().filter(bad).map(|(name, _)| *name).collect();
             assert!(named.contains(name), "{name}: {named:?}");
             // A fault that two checks of kubeadm look at is named by both.
@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(all.len(), 1);
         assert_eq!(
             (all[0].0, all[0].1.level),
-            ("IsPrivilegedUser", Level::Error)
+            ("IsPrivilegedUser", FindingLevel::Error)
         );
         // A machine without a service manager is sound, too.
         facts.rights.root = true;
@@ -406,7 +406,7 @@ mod tests {
         assert!(
             run_kubeadm(&facts)
                 .iter()
-                .all(|(_, f)| f.level == Level::Ok)
+                .all(|(_, f)| f.level == FindingLevel::Ok)
         );
     }
 

@@ -2,7 +2,7 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{Dir, Facts, Finding, some_of};
+use super::{CheckFacts, CheckFinding, DirectoryFacts, some_of};
 use crate::flash;
 
 /// Commands that set the clock.
@@ -29,35 +29,35 @@ const NEEDED: [&str; 8] = [
     "CAP_SETUID",
 ];
 
-pub(super) fn root(facts: &Facts) -> Finding {
+pub(super) fn root(facts: &CheckFacts) -> CheckFinding {
     if facts.rights.root {
-        return Finding::ok("runs as root");
+        return CheckFinding::ok("runs as root");
     }
-    Finding::error(
+    CheckFinding::error(
         "not root: what could not be looked at counts as wrong",
         "sudo picolet check",
     )
 }
 
-pub(super) fn capabilities(facts: &Facts) -> Finding {
+pub(super) fn capabilities(facts: &CheckFacts) -> CheckFinding {
     let has = |name: &str| facts.rights.capabilities.iter().any(|c| c == name);
     let missing: Vec<&str> = NEEDED.into_iter().filter(|c| !has(c)).collect();
     if !missing.is_empty() {
-        return Finding::error(
+        return CheckFinding::error(
             format!("missing: {}", missing.join(", ")),
             "remove CapabilityBoundingSet= from the unit, or run outside of a container",
         );
     }
     if !has("CAP_SYS_RESOURCE") {
-        return Finding::warning(
+        return CheckFinding::warning(
             "CAP_SYS_RESOURCE is missing: OOM scores cannot be lowered, the kernel may end the agent first",
             "add CAP_SYS_RESOURCE to CapabilityBoundingSet= of the unit, or to the container's capabilities",
         );
     }
-    Finding::ok("all that are needed")
+    CheckFinding::ok("all that are needed")
 }
 
-pub(super) fn hostname(facts: &Facts) -> Finding {
+pub(super) fn hostname(facts: &CheckFacts) -> CheckFinding {
     let name = facts.wanted.node_name.as_str();
     let fix = "hostnamectl set-hostname node1, or picolet run --hostname-override node1";
     let label = |l: &str| {
@@ -69,24 +69,24 @@ pub(super) fn hostname(facts: &Facts) -> Finding {
                 .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
     };
     if name.len() > MAX_NAME_BYTES || !name.split('.').all(label) {
-        return Finding::error(format!("{name:?} cannot be the name of a node"), fix);
+        return CheckFinding::error(format!("{name:?} cannot be the name of a node"), fix);
     }
     if name == "localhost" || name.starts_with("localhost.") {
-        return Finding::warning(format!("{name:?} names every machine"), fix);
+        return CheckFinding::warning(format!("{name:?} names every machine"), fix);
     }
-    Finding::ok(name)
+    CheckFinding::ok(name)
 }
 
 /// Checks the clock by the kernel's synchronized flag, not by its date (SVC-15): systemd moves a clock that is too old
 /// to the day on which systemd was built, and that date looks right.
-pub(super) fn clock(facts: &Facts) -> Finding {
+pub(super) fn clock(facts: &CheckFacts) -> CheckFinding {
     let now = facts.clock.now;
     match facts.clock.synchronized {
-        Some(true) => Finding::ok(format!("{now}, synchronized")),
-        None => Finding::ok(format!(
+        Some(true) => CheckFinding::ok(format!("{now}, synchronized")),
+        None => CheckFinding::ok(format!(
             "{now}; the kernel does not say whether it is right"
         )),
-        Some(false) => Finding::warning(
+        Some(false) => CheckFinding::warning(
             format!(
                 "it is {now} here, and nobody keeps the clock right: times in logs and status may be wrong"
             ),
@@ -95,11 +95,11 @@ pub(super) fn clock(facts: &Facts) -> Finding {
     }
 }
 
-pub(super) fn rtc(facts: &Facts) -> Finding {
+pub(super) fn rtc(facts: &CheckFacts) -> CheckFinding {
     match (facts.clock.rtc, &facts.clock.saved_time) {
-        (true, _) => Finding::ok("battery-backed clock"),
-        (false, Some(by)) => Finding::ok(format!("none; the time is saved by {by}")),
-        (false, None) => Finding::warning(
+        (true, _) => CheckFinding::ok("battery-backed clock"),
+        (false, Some(by)) => CheckFinding::ok(format!("none; the time is saved by {by}")),
+        (false, None) => CheckFinding::warning(
             "no battery-backed clock, and nothing saves the time: each boot starts in the past",
             "apt-get install fake-hwclock",
         ),
@@ -108,13 +108,13 @@ pub(super) fn rtc(facts: &Facts) -> Finding {
 
 /// Names declared resources that no device matches (DEV-37), those of plugins without a healthy device, and a kernel
 /// that cannot give devices to containers (DEV-42).
-pub(super) fn devices(facts: &Facts) -> Finding {
+pub(super) fn devices(facts: &CheckFacts) -> CheckFinding {
     let (units, plugins) = (&facts.devices.units, &facts.devices.plugins);
     if units.is_empty() && plugins.is_empty() {
-        return Finding::ok("none for pods");
+        return CheckFinding::ok("none for pods");
     }
     if let Some(option) = &facts.devices.lacks {
-        return Finding::error(
+        return CheckFinding::error(
             format!("the kernel has no {option}: no container can use a device"),
             format!("boot a kernel with {option}=y"),
         );
@@ -126,25 +126,25 @@ pub(super) fn devices(facts: &Facts) -> Finding {
         (!absent.is_empty()).then(|| some_of(absent.into_iter(), MAX_NAMED))
     };
     if let Some(wrong) = facts.devices.wrong.first() {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("CDI file {wrong}: its devices are not there"),
             "mend the file, or remove it",
         );
     }
     if let Some(absent) = absent(units) {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("nothing is here of {absent}: pods that ask for it wait"),
             "plug it in, load its module (modprobe), or mend match in picolet.devices: ls -l /dev shows what there is",
         );
     }
     if let Some(absent) = absent(plugins) {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("no device of {absent} is healthy: pods that ask for it wait"),
             "look at the pod of its device plugin: picolet get pods",
         );
     }
     let all: usize = units.iter().chain(plugins).map(|(_, count)| count).sum();
-    Finding::ok(format!("{all} for pods"))
+    CheckFinding::ok(format!("{all} for pods"))
 }
 
 /// Free part, percent, rounded down.
@@ -157,7 +157,7 @@ fn mib(bytes: u64) -> String {
 }
 
 /// The directory that has the smallest part left, by `left`.
-fn tightest(facts: &Facts, left: impl Fn(&Dir) -> u64) -> &Dir {
+fn tightest(facts: &CheckFacts, left: impl Fn(&DirectoryFacts) -> u64) -> &DirectoryFacts {
     let dirs = &facts.dirs;
     if left(&dirs.logs) < left(&dirs.root) {
         &dirs.logs
@@ -166,27 +166,27 @@ fn tightest(facts: &Facts, left: impl Fn(&Dir) -> u64) -> &Dir {
     }
 }
 
-pub(super) fn disk(facts: &Facts) -> Finding {
+pub(super) fn disk(facts: &CheckFacts) -> CheckFinding {
     let dir = tightest(facts, |d| percent(d.free, d.size));
     let (free, path) = (percent(dir.free, dir.size), &dir.path);
     let says = format!("{} ({free} %) free at {path}", mib(dir.free));
     let fix = "picolet image prune; journalctl --vacuum-size=50M; apt-get clean";
     if free < ALMOST_NOTHING_PERCENT || dir.free < ALMOST_NOTHING_BYTES {
-        return Finding::error(says, fix);
+        return CheckFinding::error(says, fix);
     }
     // The same arithmetic as that of image garbage collection.
     if 100 - free >= u64::from(facts.wanted.image_high_percent) {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("{says}: unused images are being removed to make room"),
             fix,
         );
     }
-    Finding::ok(says)
+    CheckFinding::ok(says)
 }
 
-pub(super) fn inodes(facts: &Facts) -> Finding {
+pub(super) fn inodes(facts: &CheckFacts) -> CheckFinding {
     // A file system that counts no inodes cannot run out of them.
-    let left = |d: &Dir| {
+    let left = |d: &DirectoryFacts| {
         if d.inodes == 0 {
             100
         } else {
@@ -200,28 +200,28 @@ pub(super) fn inodes(facts: &Facts) -> Finding {
             "picolet image prune; find what has many files: du --inodes -xd2 {} | sort -n | tail",
             dir.path
         );
-        return Finding::error(says, fix);
+        return CheckFinding::error(says, fix);
     }
-    Finding::ok(says)
+    CheckFinding::ok(says)
 }
 
-pub(super) fn eviction(facts: &Facts) -> Finding {
+pub(super) fn eviction(facts: &CheckFacts) -> CheckFinding {
     let kept = &facts.wanted.kept_free;
     if kept.is_empty() {
-        return Finding::ok("nothing is kept free: evictionHard is empty");
+        return CheckFinding::ok("nothing is kept free: evictionHard is empty");
     }
     let says = format!("kept free: {}", kept.join(", "));
     if facts.apiserver.is_none() && !facts.wanted.evict_static_pods {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("{says}; but no pod goes for it: there are only static pods here"),
             "set picolet.evictStaticPods, or picolet run --evict-static-pods",
         );
     }
-    Finding::ok(says)
+    CheckFinding::ok(says)
 }
 
 /// Checks that all directories that are written to are writable; the rest of the system may be read-only (SVC-20).
-pub(super) fn read_only(facts: &Facts) -> Finding {
+pub(super) fn read_only(facts: &CheckFacts) -> CheckFinding {
     let dirs = &facts.dirs;
     let all = [&dirs.root, &dirs.run, &dirs.logs];
     let locked = || all.into_iter().chain(&dirs.others).filter(|d| d.read_only);
@@ -230,7 +230,7 @@ pub(super) fn read_only(facts: &Facts) -> Finding {
         .find(|d| !d.moved_by.is_empty())
         .or_else(|| locked().next())
     else {
-        return Finding::ok("all directories are writable");
+        return CheckFinding::ok("all directories are writable");
     };
     let names: Vec<&str> = locked().map(|d| d.path.as_str()).collect();
     let are = if names.len() == 1 { "is" } else { "are" };
@@ -244,9 +244,9 @@ pub(super) fn read_only(facts: &Facts) -> Finding {
         dir.path
     );
     if dir.moved_by.is_empty() {
-        return Finding::warning(says, remount);
+        return CheckFinding::warning(says, remount);
     }
-    Finding::error(
+    CheckFinding::error(
         says,
         format!(
             "{remount}; where the system is to be read-only: another directory by {}",
@@ -257,12 +257,12 @@ pub(super) fn read_only(facts: &Facts) -> Finding {
 
 /// Checks the mount options of the root directory: volumes of pods are on its file system and have its restrictions
 /// (SVC-20).
-pub(super) fn mount_options(facts: &Facts) -> Finding {
-    let Dir {
+pub(super) fn mount_options(facts: &CheckFacts) -> CheckFinding {
+    let DirectoryFacts {
         path, restricted, ..
     } = &facts.dirs.root;
     if restricted.is_empty() {
-        return Finding::ok(format!("nothing is forbidden at {path}"));
+        return CheckFinding::ok(format!("nothing is forbidden at {path}"));
     }
     let what = restricted.iter().map(|option| match option.as_str() {
         "noexec" => "no program starts (noexec)",
@@ -272,7 +272,7 @@ pub(super) fn mount_options(facts: &Facts) -> Finding {
     let what: Vec<&str> = what.collect();
     let undo = restricted.iter().map(|option| &option[2..]);
     let undo: Vec<&str> = undo.collect();
-    Finding::warning(
+    CheckFinding::warning(
         format!("in volumes below {path} {}", what.join(", ")),
         format!(
             "mount -o remount,{} $(findmnt -no TARGET -T {path}), and in /etc/fstab; or picolet run --root-dir on another disk",
@@ -281,33 +281,33 @@ pub(super) fn mount_options(facts: &Facts) -> Finding {
     )
 }
 
-pub(super) fn root_dir(facts: &Facts) -> Finding {
-    let Dir { path, kind, .. } = &facts.dirs.root;
+pub(super) fn root_dir(facts: &CheckFacts) -> CheckFinding {
+    let DirectoryFacts { path, kind, .. } = &facts.dirs.root;
     match kind.as_str() {
-        "tmpfs" | "ramfs" => Finding::warning(
+        "tmpfs" | "ramfs" => CheckFinding::warning(
             format!(
                 "{path} is in memory ({kind}): images, pods and the identity of the node are gone after a reboot"
             ),
             "picolet run --root-dir on a disk",
         ),
-        "overlay" => Finding::error(
+        "overlay" => CheckFinding::error(
             format!("{path} is on an overlay, on which containers cannot have another"),
             "raspi-config nonint disable_overlayfs && reboot, or picolet run --root-dir on another disk",
         ),
         "vfat" | "exfat" | "ntfs" | "ntfs3" | "fuseblk" | "9p" | "nfs" | "nfs4" | "cifs" => {
-            Finding::error(
+            CheckFinding::error(
                 format!("{path} is on {kind}, which cannot hold the layers of images"),
                 "picolet run --root-dir on ext4, f2fs, xfs or btrfs",
             )
         }
-        _ => Finding::ok(format!("{path} on {kind}")),
+        _ => CheckFinding::ok(format!("{path} on {kind}")),
     }
 }
 
 /// Checks the wear of the root directory's disk: flash wears out by writing.
-pub(super) fn wear(facts: &Facts) -> Finding {
+pub(super) fn wear(facts: &CheckFacts) -> CheckFinding {
     let Some(disk) = &facts.dirs.root_disk else {
-        return Finding::ok(format!(
+        return CheckFinding::ok(format!(
             "{} is on no disk that could tell",
             facts.dirs.root.path
         ));
@@ -318,26 +318,26 @@ pub(super) fn wear(facts: &Facts) -> Finding {
         mib(disk.written)
     );
     if flash::is_worn(disk) {
-        return Finding::warning(says, "replace the card or the module before it fails");
+        return CheckFinding::warning(says, "replace the card or the module before it fails");
     }
-    Finding::ok(says)
+    CheckFinding::ok(says)
 }
 
-pub(super) fn run_dir(facts: &Facts) -> Finding {
-    let Dir { path, kind, .. } = &facts.dirs.run;
+pub(super) fn run_dir(facts: &CheckFacts) -> CheckFinding {
+    let DirectoryFacts { path, kind, .. } = &facts.dirs.run;
     if kind == "tmpfs" || kind == "ramfs" {
-        return Finding::ok(format!("{path} on {kind}"));
+        return CheckFinding::ok(format!("{path} on {kind}"));
     }
-    Finding::warning(
+    CheckFinding::warning(
         format!("{path} is on {kind}: it wears the disk and does not end with a reboot"),
         format!("mount -t tmpfs -o mode=755 tmpfs {path}, or picolet run --run-dir /run/picolet"),
     )
 }
 
-pub(super) fn records(facts: &Facts) -> Finding {
+pub(super) fn records(facts: &CheckFacts) -> CheckFinding {
     match &facts.dirs.foreign_record {
-        None => Finding::ok("all are of versions that this program reads"),
-        Some((path, v)) => Finding::error(
+        None => CheckFinding::ok("all are of versions that this program reads"),
+        Some((path, v)) => CheckFinding::error(
             format!(
                 "{path} is of version {v}, which a newer picolet wrote and this one does not read"
             ),
@@ -346,14 +346,14 @@ pub(super) fn records(facts: &Facts) -> Finding {
     }
 }
 
-pub(super) fn log_dir(facts: &Facts) -> Finding {
-    let Dir {
+pub(super) fn log_dir(facts: &CheckFacts) -> CheckFinding {
+    let DirectoryFacts {
         path, kind, size, ..
     } = &facts.dirs.logs;
     if kind != "tmpfs" && kind != "ramfs" {
-        return Finding::ok(format!("{path} on {kind}"));
+        return CheckFinding::ok(format!("{path} on {kind}"));
     }
-    Finding::warning(
+    CheckFinding::warning(
         format!(
             "{path} is in memory ({}, log2ram?): logs fill it and are gone after a power cut",
             mib(*size)
@@ -362,11 +362,11 @@ pub(super) fn log_dir(facts: &Facts) -> Finding {
     )
 }
 
-pub(super) fn mounts(facts: &Facts) -> Finding {
+pub(super) fn mounts(facts: &CheckFacts) -> CheckFinding {
     match facts.dirs.host_mounts {
-        Some(true) => Finding::ok("in the mount namespace of the host"),
-        None => Finding::ok("the mount namespace of PID 1 cannot be seen"),
-        Some(false) => Finding::error(
+        Some(true) => CheckFinding::ok("in the mount namespace of the host"),
+        None => CheckFinding::ok("the mount namespace of PID 1 cannot be seen"),
+        Some(false) => CheckFinding::error(
             "in a mount namespace of its own: what is mounted here is invisible to the host",
             "remove PrivateMounts=, PrivateTmp=, ProtectSystem= and the like from the unit",
         ),

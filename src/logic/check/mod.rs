@@ -1,6 +1,6 @@
 //! The preflight: faults of a machine before or while an agent runs on it, and the exact fix of each.
 //!
-//! Each check is a pure function over [`Facts`]; [`CHECKS`] lists all of them in the order in which they are shown.
+//! Each check is a pure function over [`CheckFacts`]; [`CHECKS`] lists all of them in the order in which they are shown.
 
 mod agent;
 mod cluster;
@@ -16,15 +16,19 @@ use alloc::{string::String, vec::Vec};
 
 pub use agent::{judge_manifests, trouble};
 pub use facts::{
-    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Devices, Dir, Dirs, Disk,
-    Drivers, Facts, Handler, Kernel, Manifests, Network, Registries, Rights, Runtime, Wanted,
+    AgentDirectoryFacts, AgentFacts, AgentReachability, ApiserverAnswer, ApiserverFacts,
+    BootstrapKubeconfig, CgroupDriverFacts, CgroupFacts, CheckFacts, ClockFacts, DirectoryFacts,
+    DiskWearFacts, HandlerRuntimeFacts, KernelFacts, ManifestFacts, NetworkFacts, OfferedDevices,
+    OperatorConfig, ProcessRights, RegistryConfigFacts, RuntimeFacts,
 };
 
-pub use kubeadm::{FILES, KERNEL_OPTIONS, Kubeadm, OWN_SOCKET, PROGRAMS, SOCKETS, run_kubeadm};
+pub use kubeadm::{
+    FILES, KERNEL_OPTIONS, KubeadmFacts, OWN_SOCKET, PROGRAMS, SOCKETS, run_kubeadm,
+};
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
+pub enum FindingLevel {
     /// As it should be.
     Ok,
     /// Pods run; something is lost or will go wrong.
@@ -33,7 +37,7 @@ pub enum Level {
     Error,
 }
 
-impl Level {
+impl FindingLevel {
     /// `ok`, `warning`, `error`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -47,19 +51,19 @@ impl Level {
 
 /// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct CheckFinding {
     /// Severity.
-    pub level: Level,
+    pub level: FindingLevel,
     /// Text of the finding, in one line.
     pub says: String,
     /// Command to type or line to write; empty where nothing is to be done.
     pub fix: String,
 }
 
-impl Finding {
+impl CheckFinding {
     pub(crate) fn ok(says: impl Into<String>) -> Self {
         Self {
-            level: Level::Ok,
+            level: FindingLevel::Ok,
             says: says.into(),
             fix: String::new(),
         }
@@ -67,7 +71,7 @@ impl Finding {
 
     pub(crate) fn warning(says: impl Into<String>, fix: impl Into<String>) -> Self {
         Self {
-            level: Level::Warning,
+            level: FindingLevel::Warning,
             says: says.into(),
             fix: fix.into(),
         }
@@ -75,7 +79,7 @@ impl Finding {
 
     pub(crate) fn error(says: impl Into<String>, fix: impl Into<String>) -> Self {
         Self {
-            level: Level::Error,
+            level: FindingLevel::Error,
             says: says.into(),
             fix: fix.into(),
         }
@@ -83,10 +87,10 @@ impl Finding {
 }
 
 /// A check: its name and its rule.
-pub type Check = (&'static str, fn(&Facts) -> Finding);
+pub type NodeCheck = (&'static str, fn(&CheckFacts) -> CheckFinding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 53] = [
+pub const CHECKS: [NodeCheck; 53] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -146,8 +150,8 @@ pub const CHECKS: [Check; 53] = [
 ///
 /// - Shape: in the order of [`CHECKS`], with their names.
 #[must_use]
-pub fn run(facts: &Facts) -> Vec<(&'static str, Finding)> {
-    let found = |(name, rule): &Check| {
+pub fn run(facts: &CheckFacts) -> Vec<(&'static str, CheckFinding)> {
+    let found = |(name, rule): &NodeCheck| {
         let of_part = facts.of_parts.iter().find(|(of, _)| of == name);
         let finding = of_part.map_or_else(|| rule(facts), |(_, finding)| finding.clone());
         (*name, finding)

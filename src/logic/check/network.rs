@@ -2,25 +2,25 @@
 
 use alloc::string::String;
 
-use super::{Facts, Finding, some_of};
+use super::{CheckFacts, CheckFinding, some_of};
 
 /// Text for a network that is the container runtime's, not this agent's.
 const OF_RUNTIME: &str = "the container runtime's";
 
-pub(super) fn config(facts: &Facts) -> Finding {
+pub(super) fn config(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     match (&facts.runtime.socket, &facts.runtime.network_error) {
         (Some(_), Some(why)) => {
-            return Finding::error(
+            return CheckFinding::error(
                 format!("the container runtime says: {why}"),
                 "give it a network configuration, and restart it if it does not see that",
             );
         }
-        (Some(_), None) => return Finding::ok(OF_RUNTIME),
+        (Some(_), None) => return CheckFinding::ok(OF_RUNTIME),
         (None, _) => {}
     }
     if let Some(why) = &net.conf_error {
-        return Finding::error(
+        return CheckFinding::error(
             why.clone(),
             format!(
                 "correct that file, or move it away to use the built-in network: mv it out of {}",
@@ -29,15 +29,15 @@ pub(super) fn config(facts: &Facts) -> Finding {
         );
     }
     match &net.conf {
-        None => Finding::ok(format!("built in, bridge {}", facts.wanted.bridge)),
-        Some(file) if needs_a_daemon(&net.plugins) => Finding::warning(
+        None => CheckFinding::ok(format!("built in, bridge {}", facts.wanted.bridge)),
+        Some(file) if needs_a_daemon(&net.plugins) => CheckFinding::warning(
             format!(
                 "{file} calls {}, which works only beside its daemon: was it left by another cluster?",
                 some_of(net.plugins.iter().map(String::as_str), 3)
             ),
             format!("mv {file} {file}.off  (the built-in network is used then)"),
         ),
-        Some(file) => Finding::ok(file.clone()),
+        Some(file) => CheckFinding::ok(file.clone()),
     }
 }
 
@@ -55,42 +55,42 @@ fn needs_a_daemon(plugins: &[String]) -> bool {
     plugins.iter().any(|p| HANDED_OVER.contains(&p.as_str()))
 }
 
-pub(super) fn plugins(facts: &Facts) -> Finding {
+pub(super) fn plugins(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     if facts.runtime.socket.is_some() {
-        return Finding::ok(OF_RUNTIME);
+        return CheckFinding::ok(OF_RUNTIME);
     }
     match &net.plugin_error {
-        Some(why) if net.conf.is_some() => Finding::error(
+        Some(why) if net.conf.is_some() => CheckFinding::error(
             why.clone(),
             "install the plugin, or move the configuration away to use the built-in network",
         ),
-        Some(why) => Finding::warning(
+        Some(why) => CheckFinding::warning(
             format!("pods with a hostPort will not start: {why}"),
             "apt-get install containernetworking-plugins",
         ),
-        None => Finding::ok(some_of(net.plugins.iter().map(String::as_str), 4)),
+        None => CheckFinding::ok(some_of(net.plugins.iter().map(String::as_str), 4)),
     }
 }
 
-pub(super) fn iptables(facts: &Facts) -> Finding {
+pub(super) fn iptables(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     if facts.runtime.socket.is_some() {
-        return Finding::ok(OF_RUNTIME);
+        return CheckFinding::ok(OF_RUNTIME);
     }
     let built_in = net.conf.is_none();
     let Some(version) = &net.iptables else {
         return if built_in {
-            Finding::error(
+            CheckFinding::error(
                 "the built-in network needs the iptables program",
                 "apt-get install iptables",
             )
         } else {
-            Finding::ok("not installed; the configured network has to do without")
+            CheckFinding::ok("not installed; the configured network has to do without")
         };
     };
     if let Some(why) = &net.nat_error {
-        return Finding::error(
+        return CheckFinding::error(
             format!("{version} cannot use the nat table: {why}"),
             if version.contains("legacy") {
                 "modprobe iptable_nat, or update-alternatives --set iptables /usr/sbin/iptables-nft"
@@ -105,7 +105,7 @@ pub(super) fn iptables(facts: &Facts) -> Finding {
         } else {
             ("legacy", "legacy")
         };
-        return Finding::warning(
+        return CheckFinding::warning(
             format!(
                 "{version}, but {} rules were made with the {other} flavour: packets pass both",
                 net.other_rules
@@ -115,40 +115,40 @@ pub(super) fn iptables(facts: &Facts) -> Finding {
             ),
         );
     }
-    Finding::ok(version.clone())
+    CheckFinding::ok(version.clone())
 }
 
-pub(super) fn forwarding(facts: &Facts) -> Finding {
+pub(super) fn forwarding(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     let on = "printf 'net.ipv4.ip_forward=1\\n' > /etc/sysctl.d/90-picolet-forward.conf && sysctl --system";
     if !net.ip_forward && (net.bridge_exists || net.conf.is_some()) {
-        return Finding::error("net.ipv4.ip_forward is off: pods reach nothing", on);
+        return CheckFinding::error("net.ipv4.ip_forward is off: pods reach nothing", on);
     }
     if net.conf.is_some() && net.bridge_filter != Some(true) {
-        return Finding::warning(
+        return CheckFinding::warning(
             "bridged packets pass no firewall (br_netfilter): Services of a cluster do not reach their own node",
             "modprobe br_netfilter && echo br_netfilter > /etc/modules-load.d/br_netfilter.conf && \
              sysctl -w net.bridge.bridge-nf-call-iptables=1",
         );
     }
     if net.ip_forward {
-        Finding::ok("net.ipv4.ip_forward is on")
+        CheckFinding::ok("net.ipv4.ip_forward is on")
     } else {
-        Finding::ok("off; the bridge plugin switches it on with the first pod")
+        CheckFinding::ok("off; the bridge plugin switches it on with the first pod")
     }
 }
 
-pub(super) fn firewall(facts: &Facts) -> Finding {
+pub(super) fn firewall(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     let closed = net
         .forward
         .iter()
         .any(|rule| rule == "-P FORWARD DROP" || rule == "-P FORWARD REJECT");
     if !closed {
-        return Finding::ok("forwarded packets pass");
+        return CheckFinding::ok("forwarded packets pass");
     }
     if net.conf.is_some() || facts.runtime.socket.is_some() {
-        return Finding::ok(
+        return CheckFinding::ok(
             "forwarded packets are dropped unless the configured network says otherwise",
         );
     }
@@ -160,9 +160,9 @@ pub(super) fn firewall(facts: &Facts) -> Finding {
             .any(|rule| rule.contains(&word) && rule.ends_with("-j ACCEPT"))
     };
     if passes("-i") && passes("-o") {
-        return Finding::ok(format!("packets of {bridge} pass, others are dropped"));
+        return CheckFinding::ok(format!("packets of {bridge} pass, others are dropped"));
     }
-    Finding::error(
+    CheckFinding::error(
         "the firewall drops forwarded packets (docker and ufw do that): pods reach nothing",
         format!(
             "iptables -I FORWARD -i {bridge} -j ACCEPT && iptables -I FORWARD -o {bridge} -j ACCEPT"
@@ -170,32 +170,32 @@ pub(super) fn firewall(facts: &Facts) -> Finding {
     )
 }
 
-pub(super) fn dns(facts: &Facts) -> Finding {
+pub(super) fn dns(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     let Some(file) = &net.resolv_conf else {
-        return Finding::ok("pods inherit no name servers");
+        return CheckFinding::ok("pods inherit no name servers");
     };
     let local = |server: &String| server.starts_with("127.") || server == "::1";
     if net.name_servers.is_empty() {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("{file} names no server: pods resolve nothing"),
             "picolet run --resolv-conf FILE with a line such as: nameserver 192.168.1.1",
         );
     }
     if !net.name_servers.iter().any(local) {
-        return Finding::ok(some_of(net.name_servers.iter().map(String::as_str), 3));
+        return CheckFinding::ok(some_of(net.name_servers.iter().map(String::as_str), 3));
     }
     let says = format!(
         "{file} names a server on this machine ({}), which pods cannot reach",
         some_of(net.name_servers.iter().map(String::as_str), 3)
     );
     if net.resolved {
-        return Finding::error(
+        return CheckFinding::error(
             says,
             "picolet run --resolv-conf /run/systemd/resolve/resolv.conf  (or resolvConf: in the configuration)",
         );
     }
-    Finding::error(
+    CheckFinding::error(
         says,
         "picolet run --resolv-conf FILE with the servers that this machine's own server asks",
     )

@@ -46,7 +46,11 @@ fn ended(name: &str, code: i32) -> ContainerStatus {
     }
 }
 
-fn status(phase: Phase, inits: Vec<ContainerStatus>, regular: Vec<ContainerStatus>) -> PodStatus {
+fn status(
+    phase: PodPhase,
+    inits: Vec<ContainerStatus>,
+    regular: Vec<ContainerStatus>,
+) -> PodStatus {
     PodStatus {
         phase,
         init_container_statuses: inits,
@@ -76,7 +80,7 @@ fn initialized_condition() {
         (
             "no init containers",
             &plain,
-            status(Phase::Pending, vec![], vec![waits("a")]),
+            status(PodPhase::Pending, vec![], vec![waits("a")]),
             None,
             "True",
         ),
@@ -84,7 +88,7 @@ fn initialized_condition() {
             "in progress",
             spec,
             status(
-                Phase::Pending,
+                PodPhase::Pending,
                 vec![ended("i", 0), waits("s"), waits("j")],
                 vec![waits("a")],
             ),
@@ -94,7 +98,7 @@ fn initialized_condition() {
         (
             "unknown and incomplete",
             spec,
-            status(Phase::Pending, vec![ended("i", 1)], vec![waits("a")]),
+            status(PodPhase::Pending, vec![ended("i", 1)], vec![waits("a")]),
             None,
             "False | ContainersNotInitialized | containers with unknown status: [s j], \
              containers with incomplete status: [i]",
@@ -103,7 +107,7 @@ fn initialized_condition() {
             "all passed",
             spec,
             status(
-                Phase::Pending,
+                PodPhase::Pending,
                 vec![ended("i", 0), runs("s", false), ended("j", 0)],
                 vec![waits("a")],
             ),
@@ -113,14 +117,14 @@ fn initialized_condition() {
         (
             "a regular container ran",
             spec,
-            status(Phase::Running, vec![waits("i")], vec![ended("a", 1)]),
+            status(PodPhase::Running, vec![waits("i")], vec![ended("a", 1)]),
             None,
             "True",
         ),
         (
             "stays true over a new sandbox",
             spec,
-            status(Phase::Pending, vec![waits("i")], vec![waits("a")]),
+            status(PodPhase::Pending, vec![waits("i")], vec![waits("a")]),
             Some(&yes),
             "True",
         ),
@@ -128,7 +132,7 @@ fn initialized_condition() {
             "succeeded",
             spec,
             status(
-                Phase::Succeeded,
+                PodPhase::Succeeded,
                 vec![ended("i", 0), ended("s", 0), ended("j", 0)],
                 vec![ended("a", 0)],
             ),
@@ -148,13 +152,13 @@ fn containers_ready_condition() {
     for (name, status, expected) in [
         (
             "no statuses",
-            status(Phase::Pending, vec![], vec![]),
+            status(PodPhase::Pending, vec![], vec![]),
             "False | UnknownContainerStatuses",
         ),
         (
             "all ready; a plain init does not count",
             status(
-                Phase::Running,
+                PodPhase::Running,
                 vec![runs("s", true), ended("i", 1)],
                 vec![runs("a", true), runs("b", true)],
             ),
@@ -163,7 +167,7 @@ fn containers_ready_condition() {
         (
             "sidecars before regulars",
             status(
-                Phase::Running,
+                PodPhase::Running,
                 vec![runs("s", false)],
                 vec![runs("a", false)],
             ),
@@ -173,7 +177,7 @@ fn containers_ready_condition() {
         (
             "succeeded",
             status(
-                Phase::Succeeded,
+                PodPhase::Succeeded,
                 vec![ended("s", 0)],
                 vec![ended("a", 0), ended("b", 0)],
             ),
@@ -182,7 +186,7 @@ fn containers_ready_condition() {
         (
             "failed",
             status(
-                Phase::Failed,
+                PodPhase::Failed,
                 vec![runs("s", true)],
                 vec![runs("a", true), ended("b", 1)],
             ),
@@ -190,7 +194,7 @@ fn containers_ready_condition() {
         ),
         (
             "rejected",
-            status(Phase::Failed, vec![], vec![]),
+            status(PodPhase::Failed, vec![], vec![]),
             "False | PodFailed",
         ),
     ] {
@@ -252,21 +256,21 @@ fn sandbox_and_forced_conditions() {
     assert_eq!(sandbox_is_up().status, "True");
     runtime.sandboxes.clear();
     assert_eq!(ready_to_start(&pod, &runtime).status, "False");
-    let [ready, containers] = terminal_readiness(Phase::Failed).expect("terminal");
+    let [ready, containers] = terminal_readiness(PodPhase::Failed).expect("terminal");
     assert_eq!(text(&ready), "False | PodFailed");
     assert_eq!(text(&containers), "False | PodFailed");
-    assert!(terminal_readiness(Phase::Running).is_none());
+    assert!(terminal_readiness(PodPhase::Running).is_none());
 }
 
 #[test]
 fn times_move_with_the_value() {
     // STAT-47 STAT-33
-    let at = |n| Some(Wall::from_secs(n));
+    let at = |n| Some(WallTime::from_secs(n));
     let mut old = vec![
         condition(READY, false, "ContainersNotReady", "x".into()),
         condition(INITIALIZED, true, "", String::new()),
     ];
-    stamp(&mut old, &[], 3, Wall(5_700_000_000));
+    stamp(&mut old, &[], 3, WallTime(5_700_000_000));
     assert_eq!(old[0].last_transition_time, at(5));
     let mut new = vec![
         condition(READY, false, "ReadinessGatesNotReady", "y".into()),
@@ -276,12 +280,12 @@ fn times_move_with_the_value() {
             ..PodCondition::default()
         },
     ];
-    stamp(&mut new, &old, 2, Wall::from_secs(9));
+    stamp(&mut new, &old, 2, WallTime::from_secs(9));
     assert_eq!(new[0].last_transition_time, at(5), "same value");
     assert_eq!(new[1].last_transition_time, at(9), "new value");
     assert_eq!(new[2].last_transition_time, None, "not ours");
     assert_eq!(new[0].observed_generation, Some(3), "never goes back");
-    stamp(&mut new, &old, 4, Wall::from_secs(9));
+    stamp(&mut new, &old, 4, WallTime::from_secs(9));
     assert_eq!(new[0].observed_generation, Some(4));
 }
 
@@ -289,7 +293,7 @@ fn times_move_with_the_value() {
 fn gates_in_the_api() {
     // LOOP-15 STAT-45
     let mut pod = pod_with(&["a"]);
-    let cached = status(Phase::Running, vec![], vec![runs("a", true)]);
+    let cached = status(PodPhase::Running, vec![], vec![runs("a", true)]);
     let set = |pod: &mut Pod, list: &[(&str, bool)]| {
         pod.status.conditions = list
             .iter()

@@ -3,8 +3,8 @@ use alloc::{string::String, vec::Vec};
 use super::*;
 use crate::api::pod::{Probe, RestartPolicy, VolumeMount};
 use crate::api::pod_status::{PodCondition, PodStatus};
-use crate::api::{ContainerId, Mono, Pod, Wall, cri::PodRuntimeStatus};
-use crate::probe::Probes;
+use crate::api::{ContainerId, MonoTime, Pod, WallTime, cri::PodRuntimeStatus};
+use crate::probe::ProbeResults;
 use crate::reason_cache::ReasonCache;
 use crate::testing::NoProbes;
 use crate::testing::{container, exited, instance, nth, pod_with, running_pod, sidecar};
@@ -12,7 +12,7 @@ use crate::testing::{container, exited, instance, nth, pod_with, running_pod, si
 /// All probes of every instance have this result.
 struct All(Option<ProbeResult>);
 
-impl Probes for All {
+impl ProbeResults for All {
     fn liveness(&self, _: &ContainerId) -> Option<ProbeResult> {
         self.0
     }
@@ -40,7 +40,7 @@ impl World {
             reasons: ReasonCache::default(),
         }
     }
-    fn probed(&self, kind: Kind, probes: &dyn Probes) -> Vec<ContainerStatus> {
+    fn probed(&self, kind: ContainerListKind, probes: &dyn ProbeResults) -> Vec<ContainerStatus> {
         let input = StatusInput {
             pod: &self.pod,
             runtime: &self.runtime,
@@ -52,18 +52,18 @@ impl World {
             host_ips: &[],
             runtime_name: "picolet",
             recursive_read_only: true,
-            now: Wall::from_secs(1000),
-            moment: &|_| Mono(0),
+            now: WallTime::from_secs(1000),
+            moment: &|_| MonoTime(0),
         };
         container_statuses(&input, kind)
     }
-    fn of(&self, kind: Kind) -> Vec<ContainerStatus> {
+    fn of(&self, kind: ContainerListKind) -> Vec<ContainerStatus> {
         self.probed(kind, &NoProbes)
     }
     /// Shows the regular container `a` once, then makes `containers` those of the runtime.
     fn then(mut self, containers: Vec<cri::ContainerStatus>) -> Self {
-        self.old.container_statuses = self.of(Kind::Regular);
-        self.old.init_container_statuses = self.of(Kind::Init);
+        self.old.container_statuses = self.of(ContainerListKind::Regular);
+        self.old.init_container_statuses = self.of(ContainerListKind::Init);
         self.runtime.containers = containers;
         self
     }
@@ -117,13 +117,21 @@ fn from_the_runtime_alone() {
         ),
     ] {
         let world = World::new(pod_with(&["a"]), containers);
-        assert_eq!(text(&world.of(Kind::Regular)[0]), expected, "{name}");
+        assert_eq!(
+            text(&world.of(ContainerListKind::Regular)[0]),
+            expected,
+            "{name}"
+        );
     }
     let mut pod = pod_with(&["a"]);
     pod.spec.init_containers = vec![container("i")];
     pod.spec.ephemeral_containers = vec![container("e")];
     let world = World::new(pod, vec![]);
-    for kind in [Kind::Init, Kind::Regular, Kind::Ephemeral] {
+    for kind in [
+        ContainerListKind::Init,
+        ContainerListKind::Regular,
+        ContainerListKind::Ephemeral,
+    ] {
         assert_eq!(
             text(&world.of(kind)[0]),
             "waiting PodInitializing",
@@ -191,12 +199,16 @@ fn carried_from_the_report_before() {
             "exit 137 ContainerStatusUnknown, x1",
         ),
     ] {
-        assert_eq!(text(&world.of(Kind::Regular)[0]), expected, "{name}");
+        assert_eq!(
+            text(&world.of(ContainerListKind::Regular)[0]),
+            expected,
+            "{name}"
+        );
     }
     let mut deleted = World::new(a(), vec![run()]).then(vec![]);
-    deleted.pod.metadata.deletion_timestamp = Some(Wall::from_secs(1));
+    deleted.pod.metadata.deletion_timestamp = Some(WallTime::from_secs(1));
     assert_eq!(
-        text(&deleted.of(Kind::Regular)[0]),
+        text(&deleted.of(ContainerListKind::Regular)[0]),
         "waiting ContainerCreating, last exit 137 ContainerStatusUnknown",
         "no restart in a pod being deleted"
     );
@@ -215,10 +227,14 @@ fn an_ephemeral_container_that_the_runtime_has_forgotten() {
         pod.spec.ephemeral_containers = vec![container("e")];
         let mut world = World::new(pod, containers);
         for _ in 0..2 {
-            world.old.ephemeral_container_statuses = world.of(Kind::Ephemeral);
+            world.old.ephemeral_container_statuses = world.of(ContainerListKind::Ephemeral);
             world.runtime.containers.clear();
         }
-        assert_eq!(text(&world.of(Kind::Ephemeral)[0]), expected, "{name}");
+        assert_eq!(
+            text(&world.of(ContainerListKind::Ephemeral)[0]),
+            expected,
+            "{name}"
+        );
         // An earlier agent wanted to start the container again, and showed its end as the last state.
         let shown = &mut world.old.ephemeral_container_statuses[0];
         if shown.state.terminated.is_some() {
@@ -228,7 +244,11 @@ fn an_ephemeral_container_that_the_runtime_has_forgotten() {
         let failed = "waiting ErrImagePull";
         let begun = expected.starts_with("exit");
         let expected = if begun { expected } else { failed };
-        assert_eq!(text(&world.of(Kind::Ephemeral)[0]), expected, "{name}");
+        assert_eq!(
+            text(&world.of(ContainerListKind::Ephemeral)[0]),
+            expected,
+            "{name}"
+        );
     }
 }
 
@@ -256,37 +276,37 @@ fn start_failures() {
         (
             "never started",
             World::new(pod_with(&["a"]), vec![]).failing("a"),
-            Kind::Regular,
+            ContainerListKind::Regular,
             "waiting ErrImagePull",
         ),
         (
             "due to restart: the end moves to the last state",
             World::new(pod_with(&["a"]), vec![nth(2, exited("a", 1))]).failing("a"),
-            Kind::Regular,
+            ContainerListKind::Regular,
             "waiting ErrImagePull, last exit 1 Error, x2",
         ),
         (
             "not due: the end stays visible",
             World::new(never(), vec![exited("a", 1)]).failing("a"),
-            Kind::Regular,
+            ContainerListKind::Regular,
             "exit 1 Error",
         ),
         (
             "running",
             World::new(pod_with(&["a"]), vec![instance("a", Runs)]).failing("a"),
-            Kind::Regular,
+            ContainerListKind::Regular,
             "running",
         ),
         (
             "an init container that succeeded",
             World::new(with_init(container("i")), vec![exited("i", 0)]).failing("i"),
-            Kind::Init,
+            ContainerListKind::Init,
             "exit 0 Completed",
         ),
         (
             "an init container that ended with 0 for want of memory",
             World::new(with_init(container("i")), vec![out_of_memory("i")]).failing("i"),
-            Kind::Init,
+            ContainerListKind::Init,
             "waiting ErrImagePull, last exit 0 OOMKilled",
         ),
         (
@@ -296,26 +316,26 @@ fn start_failures() {
                 vec![instance("a", Runs), out_of_memory("i")],
             )
             .failing("i"),
-            Kind::Init,
+            ContainerListKind::Init,
             "exit 0 OOMKilled",
         ),
         (
             "a sidecar that exited 0",
             World::new(with_init(sidecar("s")), vec![exited("s", 0)]).failing("s"),
-            Kind::Init,
+            ContainerListKind::Init,
             "exit 0 Completed",
         ),
         (
             "an init container that failed",
             World::new(with_init(container("i")), vec![exited("i", 1)]).failing("i"),
-            Kind::Init,
+            ContainerListKind::Init,
             "waiting ErrImagePull, last exit 1 Error",
         ),
     ] {
         assert_eq!(text(&world.of(kind)[0]), expected, "{name}");
     }
     let world = World::new(pod_with(&["a"]), vec![]).failing("a");
-    let status = &world.of(Kind::Regular)[0];
+    let status = &world.of(ContainerListKind::Regular)[0];
     let waiting = status.state.waiting.as_ref().expect("waiting");
     assert_eq!(waiting.message, "no route");
 }
@@ -326,7 +346,7 @@ fn init_container_gone_from_the_runtime() {
     let mut pod = pod_with(&["a"]);
     pod.spec.init_containers = vec![container("i"), sidecar("s")];
     let world = World::new(pod, vec![instance("a", Runs)]);
-    let statuses = world.of(Kind::Init);
+    let statuses = world.of(ContainerListKind::Init);
     assert_eq!(text(&statuses[0]), "exit 0 Completed");
     assert!(statuses[0].ready);
     assert_eq!(
@@ -349,15 +369,15 @@ fn identity_and_order() {
             .map(|s| s.name.clone())
             .collect::<Vec<_>>()
     };
-    assert_eq!(names(Kind::Regular), ["a", "b"]);
-    assert_eq!(names(Kind::Init), ["z", "y"]);
-    let statuses = world.of(Kind::Regular);
+    assert_eq!(names(ContainerListKind::Regular), ["a", "b"]);
+    assert_eq!(names(ContainerListKind::Init), ["z", "y"]);
+    let statuses = world.of(ContainerListKind::Regular);
     let (a, b) = (&statuses[0], &statuses[1]);
     assert_eq!(a.container_id, "picolet://a-0");
     assert_eq!(a.image_id, "img@sha256:1");
     let end = a.state.terminated.as_ref().expect("ended");
     assert_eq!(end.container_id, "picolet://a-0");
-    assert_eq!(end.finished_at, Some(Wall::from_secs(102)));
+    assert_eq!(end.finished_at, Some(WallTime::from_secs(102)));
     assert_eq!((b.image.as_str(), b.image_id.as_str()), ("img", ""));
     assert_eq!(b.container_id, "");
 }
@@ -400,7 +420,9 @@ fn described_by_spec_and_runtime() {
         made("/maybe", true, ""),
         made("/image", false, "img@sha256:2"),
     ];
-    let waits = World::new(pod.clone(), vec![]).of(Kind::Regular).remove(0);
+    let waits = World::new(pod.clone(), vec![])
+        .of(ContainerListKind::Regular)
+        .remove(0);
     let old = ContainerStatus {
         resources: Some(pod.spec.containers[0].resources.clone()),
         allocated_resources: pod.spec.containers[0].resources.requests.clone(),
@@ -408,7 +430,7 @@ fn described_by_spec_and_runtime() {
     };
     let mut world = World::new(pod, vec![run]);
     world.old.container_statuses = vec![old];
-    let status = world.of(Kind::Regular).remove(0);
+    let status = world.of(ContainerListKind::Regular).remove(0);
     let modes: Vec<_> = status
         .volume_mounts
         .iter()
@@ -473,10 +495,10 @@ fn started_and_ready() {
             let mut pod = pod_with(&[]);
             let kind = if sidecar_too {
                 pod.spec.init_containers = vec![c];
-                Kind::Init
+                ContainerListKind::Init
             } else {
                 pod.spec.containers = vec![c];
-                Kind::Regular
+                ContainerListKind::Regular
             };
             let world = World::new(pod, vec![instance("a", state)]);
             let status = &world.probed(kind, &All(result))[0];
@@ -500,7 +522,11 @@ fn started_and_ready() {
         ),
     ] {
         let world = World::new(pod.clone(), containers);
-        assert_eq!(world.of(Kind::Init)[0].ready, ready, "plain init, {name}");
+        assert_eq!(
+            world.of(ContainerListKind::Init)[0].ready,
+            ready,
+            "plain init, {name}"
+        );
     }
 }
 
@@ -516,11 +542,12 @@ fn agent_restart_does_not_flip() {
         ..PodCondition::default()
     }];
     let mut world = World::new(pod, vec![instance("a", Runs)]);
-    world.old.container_statuses = world.probed(Kind::Regular, &All(Some(ProbeResult::Success)));
-    let after = &world.of(Kind::Regular)[0];
+    world.old.container_statuses =
+        world.probed(ContainerListKind::Regular, &All(Some(ProbeResult::Success)));
+    let after = &world.of(ContainerListKind::Regular)[0];
     assert_eq!((after.started, after.ready), (Some(true), true));
     world.runtime.containers = vec![nth(1, instance("a", Runs))];
-    let other = &world.of(Kind::Regular)[0];
+    let other = &world.of(ContainerListKind::Regular)[0];
     assert_eq!(
         (other.started, other.ready),
         (Some(false), false),
@@ -548,7 +575,7 @@ fn restart_of_all_containers() {
     };
     let line = |world: &World| {
         world
-            .of(Kind::Regular)
+            .of(ContainerListKind::Regular)
             .iter()
             .map(text)
             .collect::<Vec<_>>()

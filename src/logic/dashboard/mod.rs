@@ -6,7 +6,7 @@ use core::{hint::black_box, net::IpAddr};
 
 /// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum DashboardRequestKind {
     /// The page itself, without any data.
     Page,
     /// Data about the node.
@@ -17,7 +17,7 @@ pub enum Wanted {
 
 /// Parts of a request that tell who asks.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct DashboardRequester<'a> {
     /// `Host`, if there is exactly one.
     pub host: Option<&'a str>,
     /// `Origin`.
@@ -30,7 +30,7 @@ pub struct Asked<'a> {
 
 /// Reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Denied {
+pub enum DashboardDenial {
     /// `Host` is not this machine's address: the name may come from a stranger's name server (DNS rebinding).
     #[error(
         "host {0:?} is not this machine's address; open the URL that picolet dashboard printed"
@@ -50,7 +50,7 @@ pub enum Denied {
     ReadOnly,
 }
 
-impl Denied {
+impl DashboardDenial {
     /// HTTP status of the refusal.
     #[must_use]
     pub const fn status(&self) -> u16 {
@@ -72,33 +72,33 @@ fn cut(text: &str) -> String {
 ///
 /// - Errors: the fault of the request, the most telling first.
 pub fn may_ask(
-    asked: &Asked<'_>,
-    wanted: Wanted,
+    asked: &DashboardRequester<'_>,
+    wanted: DashboardRequestKind,
     token: &str,
     allow_actions: bool,
-) -> Result<(), Denied> {
+) -> Result<(), DashboardDenial> {
     let host = asked.host.unwrap_or_default();
     let is_ours = address(host)
         .is_some_and(|ip| ip == asked.local || ip.is_loopback() && asked.local.is_loopback());
     if !is_ours {
-        return Err(Denied::Host(cut(host)));
+        return Err(DashboardDenial::Host(cut(host)));
     }
     match asked.origin {
         Some(origin) if origin.strip_prefix("http://") != Some(host) => {
-            return Err(Denied::Origin(cut(origin)));
+            return Err(DashboardDenial::Origin(cut(origin)));
         }
-        None if wanted == Wanted::Action => return Err(Denied::NoOrigin),
+        None if wanted == DashboardRequestKind::Action => return Err(DashboardDenial::NoOrigin),
         _ => {}
     }
-    if wanted == Wanted::Page {
+    if wanted == DashboardRequestKind::Page {
         return Ok(());
     }
     let shown = asked.authorization.and_then(|a| a.strip_prefix("Bearer "));
     if !shown.is_some_and(|shown| same(shown, token)) {
-        return Err(Denied::Token);
+        return Err(DashboardDenial::Token);
     }
-    if wanted == Wanted::Action && !allow_actions {
-        return Err(Denied::ReadOnly);
+    if wanted == DashboardRequestKind::Action && !allow_actions {
+        return Err(DashboardDenial::ReadOnly);
     }
     Ok(())
 }
@@ -138,8 +138,12 @@ mod tests {
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
     const BEARER: &str = "Bearer 0123456789abcdef0123456789abcdef";
 
-    fn asked(host: &str, origin: Option<&str>, wanted: Wanted) -> Result<(), Denied> {
-        let asked = Asked {
+    fn asked(
+        host: &str,
+        origin: Option<&str>,
+        wanted: DashboardRequestKind,
+    ) -> Result<(), DashboardDenial> {
+        let asked = DashboardRequester {
             host: Some(host),
             origin,
             authorization: Some(BEARER),
@@ -158,7 +162,11 @@ mod tests {
             "[::1]:8899",
             "[::ffff:127.0.0.1]:1",
         ] {
-            assert_eq!(asked(host, None, Wanted::Data), Ok(()), "{host}");
+            assert_eq!(
+                asked(host, None, DashboardRequestKind::Data),
+                Ok(()),
+                "{host}"
+            );
         }
         for host in [
             "",
@@ -177,27 +185,34 @@ mod tests {
             "127.1",
             "2130706433",
         ] {
-            let denied = asked(host, None, Wanted::Page);
-            assert_eq!(denied, Err(Denied::Host(host.into())), "{host}");
+            let denied = asked(host, None, DashboardRequestKind::Page);
+            assert_eq!(denied, Err(DashboardDenial::Host(host.into())), "{host}");
         }
         // A request to another address of this machine must name that one.
-        let mut by_network = Asked {
+        let mut by_network = DashboardRequester {
             host: Some("192.0.2.1:8899"),
             origin: None,
             authorization: Some(BEARER),
             local: IpAddr::from([192, 0, 2, 1]),
         };
-        assert_eq!(may_ask(&by_network, Wanted::Data, TOKEN, false), Ok(()));
+        assert_eq!(
+            may_ask(&by_network, DashboardRequestKind::Data, TOKEN, false),
+            Ok(())
+        );
         by_network.host = Some("localhost:8899");
-        assert!(may_ask(&by_network, Wanted::Data, TOKEN, false).is_err());
+        assert!(may_ask(&by_network, DashboardRequestKind::Data, TOKEN, false).is_err());
         by_network.host = None;
-        assert!(may_ask(&by_network, Wanted::Page, TOKEN, false).is_err());
+        assert!(may_ask(&by_network, DashboardRequestKind::Page, TOKEN, false).is_err());
     }
 
     #[test]
     fn origins() {
         let of = |origin, wanted| asked("localhost:8899", Some(origin), wanted);
-        for wanted in [Wanted::Page, Wanted::Data, Wanted::Action] {
+        for wanted in [
+            DashboardRequestKind::Page,
+            DashboardRequestKind::Data,
+            DashboardRequestKind::Action,
+        ] {
             assert_eq!(of("http://localhost:8899", wanted), Ok(()));
             for foreign in [
                 "http://evil.example",
@@ -209,18 +224,25 @@ mod tests {
                 "",
             ] {
                 let denied = of(foreign, wanted);
-                assert_eq!(denied, Err(Denied::Origin(foreign.into())), "{wanted:?}");
+                assert_eq!(
+                    denied,
+                    Err(DashboardDenial::Origin(foreign.into())),
+                    "{wanted:?}"
+                );
             }
         }
-        assert_eq!(asked("localhost:8899", None, Wanted::Data), Ok(()));
-        let silent = asked("localhost:8899", None, Wanted::Action);
-        assert_eq!(silent, Err(Denied::NoOrigin));
+        assert_eq!(
+            asked("localhost:8899", None, DashboardRequestKind::Data),
+            Ok(())
+        );
+        let silent = asked("localhost:8899", None, DashboardRequestKind::Action);
+        assert_eq!(silent, Err(DashboardDenial::NoOrigin));
     }
 
     #[test]
     fn tokens() {
         let of = |authorization, wanted, allow_actions| {
-            let asked = Asked {
+            let asked = DashboardRequester {
                 host: Some("localhost"),
                 origin: Some("http://localhost"),
                 authorization,
@@ -239,22 +261,35 @@ mod tests {
             Some("Bearer 0123456789abcdef0123456789abcde"),
             Some(&*longer),
         ] {
-            assert_eq!(of(wrong, Wanted::Page, false), Ok(()), "{wrong:?}");
-            assert_eq!(of(wrong, Wanted::Data, false), Err(Denied::Token));
-            assert_eq!(of(wrong, Wanted::Action, true), Err(Denied::Token));
+            assert_eq!(
+                of(wrong, DashboardRequestKind::Page, false),
+                Ok(()),
+                "{wrong:?}"
+            );
+            assert_eq!(
+                of(wrong, DashboardRequestKind::Data, false),
+                Err(DashboardDenial::Token)
+            );
+            assert_eq!(
+                of(wrong, DashboardRequestKind::Action, true),
+                Err(DashboardDenial::Token)
+            );
         }
-        assert_eq!(of(Some(BEARER), Wanted::Data, false), Ok(()));
-        assert_eq!(of(Some(BEARER), Wanted::Action, true), Ok(()));
-        let only = of(Some(BEARER), Wanted::Action, false);
-        assert_eq!(only, Err(Denied::ReadOnly));
+        assert_eq!(of(Some(BEARER), DashboardRequestKind::Data, false), Ok(()));
+        assert_eq!(of(Some(BEARER), DashboardRequestKind::Action, true), Ok(()));
+        let only = of(Some(BEARER), DashboardRequestKind::Action, false);
+        assert_eq!(only, Err(DashboardDenial::ReadOnly));
     }
 
     #[test]
     fn why_is_one_line() {
         let long = "x".repeat(70_000);
-        let denied = asked(&long, None, Wanted::Page).expect_err("not ours");
+        let denied = asked(&long, None, DashboardRequestKind::Page).expect_err("not ours");
         let text = denied.to_string();
         assert!(text.len() < 200 && !text.contains('\n'), "{text}");
-        assert_eq!((denied.status(), Denied::Token.status()), (403, 401));
+        assert_eq!(
+            (denied.status(), DashboardDenial::Token.status()),
+            (403, 401)
+        );
     }
 }

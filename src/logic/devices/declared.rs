@@ -12,16 +12,16 @@ use serde_json::Value;
 
 use super::{
     MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, cdi, glob, preset,
-    udev::{self, Udev},
+    udev::{self, UdevPattern},
 };
 use crate::{
     api::{
         cri::lies_in,
-        device::{Facts, Place, Wanted},
+        device::{DeviceFilter, NodeDeviceFacts, UsbPlace},
         names,
         strict::WrongValue,
     },
-    fields::Fields,
+    fields::RemainingFields,
     node_resources::is_extended,
 };
 
@@ -38,14 +38,14 @@ const DEV: &str = "/dev";
 
 /// All entries, in the order in which they are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Declared {
+pub struct DeclaredDevices {
     /// At most [`MAX_ENTRIES`], no two of one resource.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<DeviceEntry>,
 }
 
 /// Treatment of containers whose unit comes back after it was unplugged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnReplug {
+pub enum ReplugPolicy {
     /// Containers are restarted if the numbers or paths of their nodes have changed.
     #[default]
     IfChanged,
@@ -57,11 +57,11 @@ pub enum OnReplug {
 
 /// Entry of the configuration: a resource, and the devices that are given for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Entry {
+pub struct DeviceEntry {
     /// Extended resource.
     pub resource: String,
     /// Alternatives, at most [`MAX_MATCHES`].
-    pub(super) matches: Vec<Match>,
+    pub(super) matches: Vec<EntryAlternative>,
     /// Number of times that each unit may be held, 1 to [`MAX_SHARES`].
     pub shares: u32,
     /// Letters of `rwm`.
@@ -71,7 +71,7 @@ pub struct Entry {
     /// Variable that tells the nodes; empty: none.
     pub(super) env: String,
     /// Treatment of the holders of a unit that comes back.
-    pub on_replug: OnReplug,
+    pub on_replug: ReplugPolicy,
     /// Group in the container.
     pub(super) gid: Option<u32>,
     /// Permission bits in the container.
@@ -82,17 +82,17 @@ pub struct Entry {
 
 /// Alternative of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Match {
+pub(super) enum EntryAlternative {
     /// Every device found is a unit of its own.
-    Each(What),
+    Each(DevicePattern),
     /// The i-th device of each member belongs to the i-th unit.
-    Group(Vec<Member>),
+    Group(Vec<GroupMember>),
 }
 
 /// A part of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Member {
-    pub(super) what: What,
+pub(super) struct GroupMember {
+    pub(super) what: DevicePattern,
     /// Number of units that may share one match.
     pub(super) limit: u32,
     /// Set if a unit may be without this member.
@@ -101,13 +101,13 @@ pub(super) struct Member {
 
 /// Pattern that selects devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum DevicePattern {
     /// Nodes whose paths match the pattern.
     Path(String),
     /// Nodes of devices on the USB.
-    Usb(Usb),
+    Usb(UsbPattern),
     /// Nodes of devices with these properties in udev.
-    Udev(Udev),
+    Udev(UdevPattern),
     /// CDI devices (DEV-46): `vendor/class=pattern`.
     Cdi(String),
 }
@@ -124,7 +124,7 @@ pub(super) fn is_cdi(meant: &str, name: &str) -> bool {
 
 /// Pattern for USB devices, and the subsystem of the nodes to give.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Usb {
+pub(super) struct UsbPattern {
     pub(super) vendor: u16,
     pub(super) product: u16,
     /// Empty: any.
@@ -135,20 +135,20 @@ pub(super) struct Usb {
     pub(super) nodes: String,
 }
 
-impl Usb {
-    pub(super) fn is_at(&self, place: &Place) -> bool {
+impl UsbPattern {
+    pub(super) fn is_at(&self, place: &UsbPlace) -> bool {
         place.product == (self.vendor, self.product)
             && (self.serial.is_empty() || self.serial == place.serial)
             && (self.port.is_empty() || self.port == place.port)
     }
 }
 
-impl Entry {
+impl DeviceEntry {
     /// Returns true if a unit may come back as another product. Then only its port identifies it (DEV-45).
     pub(super) fn changes_product(&self) -> bool {
         let products = self.whats().filter_map(|what| match what {
-            What::Usb(usb) => Some((usb.vendor, usb.product)),
-            What::Path(_) | What::Udev(_) | What::Cdi(_) => None,
+            DevicePattern::Usb(usb) => Some((usb.vendor, usb.product)),
+            DevicePattern::Path(_) | DevicePattern::Udev(_) | DevicePattern::Cdi(_) => None,
         });
         products.collect::<BTreeSet<_>>().len() > 1
     }
@@ -159,40 +159,40 @@ impl Entry {
         lies_in(own, other) || lies_in(other, own)
     }
 
-    pub(super) fn whats(&self) -> impl Iterator<Item = &What> {
+    pub(super) fn whats(&self) -> impl Iterator<Item = &DevicePattern> {
         let all = self.matches.iter();
         all.flat_map(|m| {
-            let (one, many): (Option<&What>, &[Member]) = match m {
-                Match::Each(what) => (Some(what), &[]),
-                Match::Group(members) => (None, members),
+            let (one, many): (Option<&DevicePattern>, &[GroupMember]) = match m {
+                EntryAlternative::Each(what) => (Some(what), &[]),
+                EntryAlternative::Group(members) => (None, members),
             };
             one.into_iter().chain(many.iter().map(|m| &m.what))
         })
     }
 }
 
-impl Declared {
+impl DeclaredDevices {
     /// The entry of a resource.
     #[must_use]
-    pub fn entry(&self, resource: &str) -> Option<&Entry> {
+    pub fn entry(&self, resource: &str) -> Option<&DeviceEntry> {
         self.entries.iter().find(|e| e.resource == resource)
     }
 
     /// The entry of a resource whose nodes come and go in containers that run.
     #[must_use]
-    pub fn live(&self, resource: &str) -> Option<&Entry> {
+    pub fn live(&self, resource: &str) -> Option<&DeviceEntry> {
         self.entry(resource).filter(|entry| entry.live)
     }
 
-    fn any(&self, is: impl Fn(&What) -> bool) -> bool {
-        self.entries.iter().flat_map(Entry::whats).any(is)
+    fn any(&self, is: impl Fn(&DevicePattern) -> bool) -> bool {
+        self.entries.iter().flat_map(DeviceEntry::whats).any(is)
     }
 
-    fn udevs(&self) -> impl Iterator<Item = &Udev> {
-        let all = self.entries.iter().flat_map(Entry::whats);
+    fn udevs(&self) -> impl Iterator<Item = &UdevPattern> {
+        let all = self.entries.iter().flat_map(DeviceEntry::whats);
         all.filter_map(|what| match what {
-            What::Udev(udev) => Some(udev),
-            What::Path(_) | What::Usb(_) | What::Cdi(_) => None,
+            DevicePattern::Udev(udev) => Some(udev),
+            DevicePattern::Path(_) | DevicePattern::Usb(_) | DevicePattern::Cdi(_) => None,
         })
     }
 
@@ -200,12 +200,12 @@ impl Declared {
         let alternatives = self.entries.iter_mut().flat_map(|entry| &mut entry.matches);
         let mut number = 0;
         for alternative in alternatives {
-            let (one, many): (Option<&mut What>, &mut [Member]) = match alternative {
-                Match::Each(what) => (Some(what), &mut []),
-                Match::Group(members) => (None, members),
+            let (one, many): (Option<&mut DevicePattern>, &mut [GroupMember]) = match alternative {
+                EntryAlternative::Each(what) => (Some(what), &mut []),
+                EntryAlternative::Group(members) => (None, members),
             };
             for what in one.into_iter().chain(many.iter_mut().map(|m| &mut m.what)) {
-                if let What::Udev(udev) = what {
+                if let DevicePattern::Udev(udev) = what {
                     udev.number = number;
                     // Entries, alternatives and members are bounded: there are 16384 at most.
                     number += 1;
@@ -215,44 +215,49 @@ impl Declared {
     }
 }
 
-impl Wanted for Declared {
+impl DeviceFilter for DeclaredDevices {
     fn node(&self, name: &str) -> bool {
-        self.any(|what| matches!(what, What::Path(pattern) if glob::matches(pattern, name)))
+        self.any(
+            |what| matches!(what, DevicePattern::Path(pattern) if glob::matches(pattern, name)),
+        )
     }
 
     fn directory(&self, path: &str) -> bool {
-        self.any(|what| matches!(what, What::Path(pattern) if glob::leads_into(pattern, path)))
+        self.any(
+            |what| matches!(what, DevicePattern::Path(pattern) if glob::leads_into(pattern, path)),
+        )
     }
 
-    fn usb(&self, place: &Place) -> bool {
-        self.any(|what| matches!(what, What::Usb(usb) if usb.is_at(place)))
+    fn usb(&self, place: &UsbPlace) -> bool {
+        self.any(|what| matches!(what, DevicePattern::Usb(usb) if usb.is_at(place)))
     }
 
     fn any_usb(&self) -> bool {
-        self.any(|what| matches!(what, What::Usb(_)))
+        self.any(|what| matches!(what, DevicePattern::Usb(_)))
     }
 
     fn any_udev(&self) -> bool {
-        self.any(|what| matches!(what, What::Udev(_)))
+        self.any(|what| matches!(what, DevicePattern::Udev(_)))
     }
 
     fn subsystem(&self, name: &str) -> bool {
         self.udevs().any(|udev| udev.is_of(name))
     }
 
-    fn udev(&self, subsystem: &str, device: &dyn Facts) -> Vec<u16> {
+    fn udev(&self, subsystem: &str, device: &dyn NodeDeviceFacts) -> Vec<u16> {
         let meant = self.udevs().filter(|udev| udev.is_of(subsystem));
         let meant = meant.filter(|udev| udev.is(device));
         meant.map(|udev| udev.number).collect()
     }
 
     fn any_cdi(&self) -> bool {
-        self.any(|what| matches!(what, What::Cdi(_)))
+        self.any(|what| matches!(what, DevicePattern::Cdi(_)))
     }
 
     fn cdi(&self, file: Value) -> Result<Vec<String>, WrongValue> {
-        let is_wanted =
-            |name: &str| self.any(|what| matches!(what, What::Cdi(meant) if is_cdi(meant, name)));
+        let is_wanted = |name: &str| {
+            self.any(|what| matches!(what, DevicePattern::Cdi(meant) if is_cdi(meant, name)))
+        };
         let devices = cdi::read(file, &is_wanted)?.devices.into_iter();
         Ok(devices.map(|(name, _)| name).collect())
     }
@@ -261,14 +266,14 @@ impl Wanted for Declared {
 /// Checks the entries.
 ///
 /// - Errors: the first wrong value, with its path below `picolet.devices`.
-pub fn declared(value: &Value) -> Result<Declared, WrongValue> {
+pub fn declared(value: &Value) -> Result<DeclaredDevices, WrongValue> {
     let root = "picolet.devices";
     if value.is_null() {
-        return Ok(Declared::default());
+        return Ok(DeclaredDevices::default());
     }
     let list = items(value, root, MAX_ENTRIES)?;
     let mut seen = BTreeSet::new();
-    let mut declared = Declared::default();
+    let mut declared = DeclaredDevices::default();
     for (n, value) in list.iter().enumerate() {
         let path = format!("{root}[{n}]");
         let entry = entry(value, &path)?;
@@ -303,14 +308,14 @@ fn items<'a>(value: &'a Value, path: &str, most: usize) -> Result<&'a [Value], W
     }
 }
 
-fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
-    let mut fields = Fields::of(value, path)?;
+fn entry(value: &Value, path: &str) -> Result<DeviceEntry, WrongValue> {
+    let mut fields = RemainingFields::of(value, path)?;
     let preset = fields.text("preset")?;
     let mut entry = match &*preset {
-        "" => Entry {
+        "" => DeviceEntry {
             shares: 1,
             permissions: "rw".to_owned(),
-            ..Entry::default()
+            ..DeviceEntry::default()
         },
         name => preset::entry(name).ok_or_else(|| {
             let all = preset::names();
@@ -333,7 +338,9 @@ fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
         (None, true) => return Err(fields.wrong("match", "is missing")),
         (Some(value), true) => entry.matches = alternatives(&value, &format!("{path}.match"))?,
     }
-    if entry.whats().any(|what| matches!(what, What::Cdi(_)))
+    if entry
+        .whats()
+        .any(|what| matches!(what, DevicePattern::Cdi(_)))
         && let Some(name) = OF_NODES.iter().find(|name| fields.has(name))
     {
         return Err(fields.wrong(name, "cannot be set with cdi: its file says what is given"));
@@ -365,9 +372,9 @@ fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
     }
     let replug = fields.text("onReplug")?;
     entry.on_replug = match &*replug {
-        "" => OnReplug::IfChanged,
-        "restart" => OnReplug::Restart,
-        "none" => OnReplug::Leave,
+        "" => ReplugPolicy::IfChanged,
+        "restart" => ReplugPolicy::Restart,
+        "none" => ReplugPolicy::Leave,
         _ => {
             let message = format!("is {replug:?}, must be restart or none");
             return Err(fields.wrong("onReplug", message));
@@ -428,7 +435,7 @@ fn wrong_resource(name: &str) -> Option<String> {
 }
 
 /// Reads a single alternative, or a list of them.
-fn alternatives(value: &Value, path: &str) -> Result<Vec<Match>, WrongValue> {
+fn alternatives(value: &Value, path: &str) -> Result<Vec<EntryAlternative>, WrongValue> {
     if value.is_object() {
         return Ok(Vec::from([alternative(value, path)?]));
     }
@@ -441,20 +448,20 @@ fn alternatives(value: &Value, path: &str) -> Result<Vec<Match>, WrongValue> {
         .collect()
 }
 
-fn alternative(value: &Value, path: &str) -> Result<Match, WrongValue> {
-    let mut fields = Fields::of(value, path)?;
+fn alternative(value: &Value, path: &str) -> Result<EntryAlternative, WrongValue> {
+    let mut fields = RemainingFields::of(value, path)?;
     let Some(group) = fields.take("group") else {
         let what = what(&mut fields)?;
         fields.end()?;
-        return Ok(Match::Each(what));
+        return Ok(EntryAlternative::Each(what));
     };
     let name = format!("{path}.group");
     fields.end()?;
     let mut members = Vec::new();
     for (n, value) in items(&group, &name, MAX_MATCHES)?.iter().enumerate() {
         let path = format!("{name}[{n}]");
-        let mut fields = Fields::of(value, &path)?;
-        members.push(Member {
+        let mut fields = RemainingFields::of(value, &path)?;
+        members.push(GroupMember {
             limit: fields.number("limit", 1, MAX_SHARES)?.unwrap_or(1),
             optional: fields.flag("optional", false)?,
             what: what(&mut fields)?,
@@ -462,7 +469,7 @@ fn alternative(value: &Value, path: &str) -> Result<Match, WrongValue> {
         fields.end()?;
     }
     match members.iter().any(|m| !m.optional) {
-        true => Ok(Match::Group(members)),
+        true => Ok(EntryAlternative::Group(members)),
         false => Err(WrongValue::new(
             name,
             "must have a member that is not optional",
@@ -470,7 +477,7 @@ fn alternative(value: &Value, path: &str) -> Result<Match, WrongValue> {
     }
 }
 
-fn what(fields: &mut Fields<'_>) -> Result<What, WrongValue> {
+fn what(fields: &mut RemainingFields<'_>) -> Result<DevicePattern, WrongValue> {
     let names = ["path", "usb", "udev", "cdi"];
     let mut there = names.into_iter().filter(|name| fields.has(name));
     let (Some(name), None) = (there.next(), there.next()) else {
@@ -485,21 +492,21 @@ fn what(fields: &mut Fields<'_>) -> Result<What, WrongValue> {
             let pattern = fields.text(name)?;
             match glob::problem(&pattern) {
                 Some(why) => Err(fields.wrong(name, why)),
-                None => Ok(What::Path(pattern)),
+                None => Ok(DevicePattern::Path(pattern)),
             }
         }
         "cdi" => {
             let meant = fields.text(name)?;
             match wrong_cdi(&meant) {
                 Some(why) => Err(fields.wrong(name, why)),
-                None => Ok(What::Cdi(meant)),
+                None => Ok(DevicePattern::Cdi(meant)),
             }
         }
         _ => {
             let value = fields.take(name).unwrap_or_default();
             match name {
-                "usb" => usb(&value, &path).map(What::Usb),
-                _ => udev::udev(&value, &path).map(What::Udev),
+                "usb" => usb(&value, &path).map(DevicePattern::Usb),
+                _ => udev::udev(&value, &path).map(DevicePattern::Udev),
             }
         }
     }
@@ -519,8 +526,8 @@ fn wrong_cdi(meant: &str) -> Option<String> {
     glob::problem_of_part(pattern)
 }
 
-fn usb(value: &Value, path: &str) -> Result<Usb, WrongValue> {
-    let mut fields = Fields::of(value, path)?;
+fn usb(value: &Value, path: &str) -> Result<UsbPattern, WrongValue> {
+    let mut fields = RemainingFields::of(value, path)?;
     let mut hex = |name: &str| {
         let value = fields.take(name).unwrap_or_default();
         let text = value.as_str().unwrap_or_default();
@@ -533,7 +540,7 @@ fn usb(value: &Value, path: &str) -> Result<Usb, WrongValue> {
         })
     };
     let (vendor, product) = (hex("vendor")?, hex("product")?);
-    let mut usb = Usb {
+    let mut usb = UsbPattern {
         vendor,
         product,
         serial: fields.text("serial")?,
@@ -637,20 +644,20 @@ mod tests {
             (&*serial.resource, serial.shares, &*serial.permissions),
             ("picolet/serial", 1, "rw")
         );
-        assert_eq!(serial.on_replug, OnReplug::IfChanged);
+        assert_eq!(serial.on_replug, ReplugPolicy::IfChanged);
         assert_eq!(
             (&*camera.resource, camera.shares, &*camera.permissions),
             ("squat.ai/camera", 4, "rwm")
         );
-        assert_eq!(camera.on_replug, OnReplug::Leave);
+        assert_eq!(camera.on_replug, ReplugPolicy::Leave);
         assert_eq!((camera.gid, camera.mode), (Some(44), Some(0o660)));
-        let Match::Each(What::Usb(usb)) = &camera.matches[0] else {
+        let EntryAlternative::Each(DevicePattern::Usb(usb)) = &camera.matches[0] else {
             panic!("usb");
         };
         assert_eq!((usb.vendor, usb.product, &*usb.nodes), (0x46d, 0x82d, USB));
-        let place = |product| Place {
+        let place = |product| UsbPlace {
             product,
-            ..Place::default()
+            ..UsbPlace::default()
         };
         assert!(declared.usb(&place((0x46d, 0x82d))));
         assert!(!declared.usb(&place((0x46d, 0x82e))));

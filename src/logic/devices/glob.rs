@@ -110,12 +110,12 @@ pub(super) fn text(pattern: &str, name: &str) -> bool {
 
 /// Set of bytes between brackets.
 #[derive(Clone, Copy)]
-struct Class<'a> {
+struct GlobByteClass<'a> {
     negated: bool,
     bytes: &'a [u8],
 }
 
-impl Class<'_> {
+impl GlobByteClass<'_> {
     fn has(&self, byte: u8) -> bool {
         let mut rest = self.bytes;
         let mut found = false;
@@ -136,7 +136,7 @@ impl Class<'_> {
 }
 
 /// Reads a set of bytes behind its `[`. Returns the set and the text behind its `]`.
-fn class(text: &[u8]) -> Option<(Class<'_>, &[u8])> {
+fn class(text: &[u8]) -> Option<(GlobByteClass<'_>, &[u8])> {
     let (negated, body) = match text {
         [b'!' | b'^', body @ ..] => (true, body),
         body => (false, body),
@@ -144,7 +144,7 @@ fn class(text: &[u8]) -> Option<(Class<'_>, &[u8])> {
     // A `]` that comes first means itself.
     let end = body.iter().skip(1).position(|byte| *byte == b']')? + 1;
     let (bytes, after) = body.split_at(end);
-    Some((Class { negated, bytes }, after.get(1..)?))
+    Some((GlobByteClass { negated, bytes }, after.get(1..)?))
 }
 
 #[cfg(test)]

@@ -11,12 +11,12 @@ use crate::{
         PodStatus,
         pod_status::{ResourceHealth, ResourceStatus},
     },
-    extended_resources::Held,
+    extended_resources::HeldUnits,
 };
 
 /// Health of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
+pub enum UnitHealth {
     /// The unit can be used.
     Healthy,
     /// The unit cannot be used: it is gone, or its plugin is.
@@ -25,7 +25,7 @@ pub enum Health {
     Unsaid,
 }
 
-impl Health {
+impl UnitHealth {
     /// The API's word. An unknown health keeps its last word.
     fn shown(self, before: &str) -> &str {
         match self {
@@ -45,8 +45,8 @@ impl Health {
 pub fn show_health(
     status: &mut PodStatus,
     previous: &PodStatus,
-    held: &[Held],
-    health: &dyn Fn(&str, &str) -> Health,
+    held: &[HeldUnits],
+    health: &dyn Fn(&str, &str) -> UnitHealth,
 ) {
     let has_ended = status.phase.is_terminal();
     for container in &mut status.container_statuses {
@@ -56,14 +56,15 @@ pub fn show_health(
         let own = held
             .iter()
             .filter(|held| *held.container == *container.name);
-        let by_resource: BTreeMap<&str, &Held> = own.map(|held| (&*held.resource, held)).collect();
+        let by_resource: BTreeMap<&str, &HeldUnits> =
+            own.map(|held| (&*held.resource, held)).collect();
         if by_resource.is_empty() || has_ended && !told.is_empty() {
             if has_ended {
                 container.allocated_resources_status = told.to_vec();
             }
             continue;
         }
-        let of = |resource: &str, held: &Held| {
+        let of = |resource: &str, held: &HeldUnits| {
             let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
             let before = told.iter().find(|told| told.name == *resource);
             let before = before.map_or(&[][..], |told| &told.resources);
@@ -94,10 +95,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::api::pod_status::Phase;
+    use crate::api::pod_status::PodPhase;
 
-    fn held(container: &str, resource: &str, ids: &[&str]) -> Held {
-        Held {
+    fn held(container: &str, resource: &str, ids: &[&str]) -> HeldUnits {
+        HeldUnits {
             container: container.into(),
             resource: resource.into(),
             ids: ids.iter().map(|id| (*id).into()).collect(),
@@ -125,9 +126,9 @@ mod tests {
             held("init", "a.io/x", &["9"]),
         ];
         let health = |resource: &str, id: &str| match (resource, id) {
-            ("b.io/y", "1") => Health::Healthy,
-            ("b.io/y", "2") => Health::Unhealthy,
-            _ => Health::Unsaid,
+            ("b.io/y", "1") => UnitHealth::Healthy,
+            ("b.io/y", "2") => UnitHealth::Unhealthy,
+            _ => UnitHealth::Unsaid,
         };
         let mut first = status("Running");
         show_health(&mut first, &PodStatus::default(), &all, &health);
@@ -147,7 +148,7 @@ mod tests {
         show_health(&mut next, &before, &all, &health);
         assert_eq!(shown(&next), [told("Healthy"), Value::Null]);
         // The order of the holdings does not count.
-        let turned: Vec<Held> = all.iter().rev().cloned().collect();
+        let turned: Vec<HeldUnits> = all.iter().rev().cloned().collect();
         let mut again = status("Running");
         show_health(&mut again, &next, &turned, &health);
         assert_eq!(again, next);
@@ -163,19 +164,19 @@ mod tests {
         let all = vec![held("c", "a.io/x", &["0"])];
         let mut running = status("Running");
         show_health(&mut running, &PodStatus::default(), &all, &|_, _| {
-            Health::Healthy
+            UnitHealth::Healthy
         });
         for held in [&all[..], &[]] {
             let mut ended = status("Succeeded");
-            show_health(&mut ended, &running, held, &|_, _| Health::Unhealthy);
+            show_health(&mut ended, &running, held, &|_, _| UnitHealth::Unhealthy);
             assert_eq!(shown(&ended), shown(&running));
         }
         // A pod whose health was not reported while it ran.
         let mut ended = status("Failed");
         show_health(&mut ended, &PodStatus::default(), &all, &|_, _| {
-            Health::Unhealthy
+            UnitHealth::Unhealthy
         });
-        assert_eq!(ended.phase, Phase::Failed);
+        assert_eq!(ended.phase, PodPhase::Failed);
         assert_eq!(shown(&ended)[0][0]["resources"][0]["health"], "Unhealthy");
     }
 }

@@ -4,18 +4,18 @@ use alloc::{borrow::ToOwned as _, vec::Vec};
 
 use crate::api::{
     cri::LiveDevices,
-    device::{Allowed, LiveRules, Number},
+    device::{DeviceAccess, DeviceNumber, LiveDeviceRules},
     oci::{DeviceRule, Spec},
-    order::Order as _,
+    order::OrderExt as _,
 };
 
 /// Computes the device rules of a container while none of its live nodes is there. `v2`: the OCI runtime has to allow
 /// all devices of their kinds (majors), because it loads a program that cannot be changed later; our own program beside
 /// it closes all but the nodes.
 #[must_use]
-pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) -> LiveRules {
+pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) -> LiveDeviceRules {
     let own = &mut spec.linux.resources.devices;
-    let (mut others, mut limited): (Vec<Number>, Vec<Allowed>) = Default::default();
+    let (mut others, mut limited): (Vec<DeviceNumber>, Vec<DeviceAccess>) = Default::default();
     let mut open = Vec::new();
     for rule in own.iter().filter(|rule| rule.allow) {
         let block = rule.kind == "b";
@@ -28,7 +28,7 @@ pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) 
                     .all(|letter| rule.access.contains(*letter))
                 {
                     true => others.push(number),
-                    false => limited.push(Allowed {
+                    false => limited.push(DeviceAccess {
                         number,
                         access: rule.access.clone(),
                     }),
@@ -54,7 +54,7 @@ pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) 
             }));
         }
     }
-    LiveRules {
+    LiveDeviceRules {
         cgroup: cgroup.to_owned(),
         majors,
         others,
@@ -109,11 +109,11 @@ mod tests {
                 ]);
             }
             assert_eq!(spec.linux.resources.devices, want);
-            let want = LiveRules {
+            let want = LiveDeviceRules {
                 cgroup: "/a".into(),
                 majors: vec![(false, 188), (true, 8)],
                 others: vec![(false, 188, 3)],
-                limited: vec![Allowed {
+                limited: vec![DeviceAccess {
                     number: (false, 188, 4),
                     access: "rm".into(),
                 }],

@@ -29,14 +29,19 @@ mod table;
 mod udev;
 mod units;
 
-pub use declared::{Declared, Entry, OnReplug, declared};
-pub use health::{Health, show_health};
+pub use declared::{DeclaredDevices, DeviceEntry, ReplugPolicy, declared};
+pub use health::{UnitHealth, show_health};
 pub use live_rules::live_rules;
-pub use plugin::{Answered, Wrong, answer, listed, merge, preferred, registration, shown};
-pub use refusal::{Patience, Refusal, Verdict, judge, plugins_may_come};
+pub use plugin::{
+    HeldUnitsAnswer, PluginMessageError, answer, listed, merge, preferred, registration, shown,
+};
+pub use refusal::{DeviceRefusal, DeviceWaitFacts, DeviceWaitVerdict, judge, plugins_may_come};
 pub use registry::{plugin, retry};
-pub use table::{Change, Found, Holder, Listed, Preferred, Question, Shown, Table, What};
-pub use units::{Given, Live, LiveNow, given, live_nodes, units};
+pub use table::{
+    DeviceTable, FoundUnit, ListedUnit, PreferenceQuestion, PreferredUnits, UnitChange,
+    UnitChangeKind, UnitHolder, UnitView,
+};
+pub use units::{ContainerLiveNodes, GivenDevices, LiveUnits, given, live_nodes, units};
 
 /// Units of all resources together (DEV-46).
 pub const MAX_UNITS: usize = 256;

@@ -13,13 +13,13 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Given, Listed, MAX_ALL_LISTED, MAX_LISTED, MAX_PLUGINS, Preferred, Question,
-    declared::is_resource,
+    GivenDevices, ListedUnit, MAX_ALL_LISTED, MAX_LISTED, MAX_PLUGINS, PreferenceQuestion,
+    PreferredUnits, declared::is_resource,
 };
 use crate::api::{
-    cri::{Device, Mount},
-    device::Answer,
-    order::Order as _,
+    cri::{ContainerDeviceNode, ContainerMount},
+    device::PluginAllocation,
+    order::OrderExt as _,
 };
 
 /// The only supported version of the protocol.
@@ -39,7 +39,7 @@ const MAX_ANSWER_BYTES: usize = 32 << 10;
 
 /// Error in a message of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrong {
+pub enum PluginMessageError {
     /// The type of the plugin is not supported.
     Kind(String),
     /// The plugin speaks another version of the protocol.
@@ -64,7 +64,7 @@ pub enum Wrong {
     Answer(String),
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for PluginMessageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kind(kind) => write!(
@@ -114,9 +114,9 @@ pub fn registration(
     endpoint: &str,
     resource: &str,
     declared: bool,
-) -> Result<(), Wrong> {
+) -> Result<(), PluginMessageError> {
     if version != VERSION {
-        return Err(Wrong::Version(cut(version)));
+        return Err(PluginMessageError::Version(cut(version)));
     }
     offers(resource, declared)?;
     let is_name = !endpoint.is_empty()
@@ -125,18 +125,18 @@ pub fn registration(
         && !endpoint.contains('/')
         && !has_controls(endpoint);
     if !is_name {
-        return Err(Wrong::Endpoint(cut(endpoint)));
+        return Err(PluginMessageError::Endpoint(cut(endpoint)));
     }
     Ok(())
 }
 
 /// Checks that a plugin may offer the resource.
-pub(super) fn offers(resource: &str, declared: bool) -> Result<(), Wrong> {
+pub(super) fn offers(resource: &str, declared: bool) -> Result<(), PluginMessageError> {
     if !is_resource(resource) {
-        return Err(Wrong::Resource(cut(resource)));
+        return Err(PluginMessageError::Resource(cut(resource)));
     }
     if declared {
-        return Err(Wrong::Declared(resource.into()));
+        return Err(PluginMessageError::Declared(resource.into()));
     }
     Ok(())
 }
@@ -172,18 +172,21 @@ pub(super) fn cut(text: &str) -> String {
 /// Checks a plugin's list of ids and their health (DEV-03). `others`: number of units that other plugins list.
 ///
 /// - Errors: the plugin is cut off, and the error is logged.
-pub fn listed(units: Vec<(String, String)>, others: usize) -> Result<Vec<Listed>, Wrong> {
+pub fn listed(
+    units: Vec<(String, String)>,
+    others: usize,
+) -> Result<Vec<ListedUnit>, PluginMessageError> {
     if units.len() > MAX_LISTED {
-        return Err(Wrong::Listed(units.len()));
+        return Err(PluginMessageError::Listed(units.len()));
     }
     if units.len() + others > MAX_ALL_LISTED {
-        return Err(Wrong::AllListed);
+        return Err(PluginMessageError::AllListed);
     }
     let all = units.into_iter().map(|(id, health)| {
         if id.is_empty() || id.len() > MAX_ID_BYTES || has_controls(&id) {
-            return Err(Wrong::Id(cut(&id)));
+            return Err(PluginMessageError::Id(cut(&id)));
         }
-        Ok(Listed {
+        Ok(ListedUnit {
             id: id.into(),
             healthy: health == HEALTHY,
         })
@@ -193,8 +196,8 @@ pub fn listed(units: Vec<(String, String)>, others: usize) -> Result<Vec<Listed>
 
 /// Checks a plugin's preference. Of its ids only available ones are kept, each once, at most as many as were asked for.
 #[must_use]
-pub fn preferred(question: Question, ids: Vec<String>) -> Preferred {
-    let Question {
+pub fn preferred(question: PreferenceQuestion, ids: Vec<String>) -> PreferredUnits {
+    let PreferenceQuestion {
         container,
         resource,
         mut available,
@@ -206,7 +209,7 @@ pub fn preferred(question: Question, ids: Vec<String>) -> Preferred {
         let at = available.iter().position(|free| **free == *id)?;
         Some(available.swap_remove(at))
     });
-    Preferred {
+    PreferredUnits {
         container,
         resource,
         ids: taken.take(size).collect(),
@@ -216,8 +219,8 @@ pub fn preferred(question: Question, ids: Vec<String>) -> Preferred {
 /// Checks a plugin's answer for a container.
 ///
 /// - Errors: the fault of the answer.
-pub fn answer(mut answer: Answer) -> Result<Answer, Wrong> {
-    let wrong = |why: String| Err(Wrong::Answer(why));
+pub fn answer(mut answer: PluginAllocation) -> Result<PluginAllocation, PluginMessageError> {
+    let wrong = |why: String| Err(PluginMessageError::Answer(why));
     let counts = [
         answer.env.len(),
         answer.mounts.len(),
@@ -263,7 +266,7 @@ pub fn answer(mut answer: Answer) -> Result<Answer, Wrong> {
 /// Answer of a plugin for units that a container holds. The answer is kept with the pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Answered {
+pub struct HeldUnitsAnswer {
     /// Container.
     pub container: Box<str>,
     /// Resource.
@@ -274,14 +277,14 @@ pub struct Answered {
     #[serde(default)]
     pub pre_start: bool,
     /// Answer, checked by [`answer`].
-    pub answer: Answer,
+    pub answer: PluginAllocation,
 }
 
 /// Adds the plugins' answers for a container (DEV-09), sorted by names of resources. Of several items with one name or
 /// path the first wins.
-pub fn merge(given: &mut Given, mut answers: Vec<Answered>) {
+pub fn merge(given: &mut GivenDevices, mut answers: Vec<HeldUnitsAnswer>) {
     answers.order_by(|a, b| a.resource.cmp(&b.resource));
-    for Answered { answer, .. } in answers {
+    for HeldUnitsAnswer { answer, .. } in answers {
         given.env.extend(answer.env);
         given.mounts.extend(answer.mounts);
         given.nodes.extend(answer.nodes);
@@ -289,8 +292,12 @@ pub fn merge(given: &mut Given, mut answers: Vec<Answered>) {
         given.cdi_devices.extend(answer.cdi_devices);
     }
     firsts(&mut given.env, |(name, _)| name);
-    firsts(&mut given.mounts, |mount: &Mount| &mount.container_path);
-    firsts(&mut given.nodes, |node: &Device| &node.container_path);
+    firsts(&mut given.mounts, |mount: &ContainerMount| {
+        &mount.container_path
+    });
+    firsts(&mut given.nodes, |node: &ContainerDeviceNode| {
+        &node.container_path
+    });
     firsts(&mut given.annotations, |(key, _)| key);
     firsts(&mut given.cdi_devices, |name| name);
 }
@@ -410,7 +417,7 @@ mod tests {
         );
         assert!(listed(many(96), MAX_ALL_LISTED - 96).is_ok());
         let refused = listed(many(96), MAX_ALL_LISTED - 95).expect_err("too many");
-        assert_eq!(refused, Wrong::AllListed);
+        assert_eq!(refused, PluginMessageError::AllListed);
         for id in [String::new(), "x".repeat(64), "a\nb".into()] {
             let refused = listed(vec![(id, HEALTHY.into())], 0).expect_err("an id");
             let text = "an id has 1 to 63 bytes and no control characters";
@@ -433,7 +440,7 @@ mod tests {
         // DEV-06
         let texts = |ids: &[&str]| ids.iter().map(|id| (*id).into()).collect::<Vec<Box<str>>>();
         let ids = |size, ids: &[&str]| {
-            let question = Question {
+            let question = PreferenceQuestion {
                 container: "c".into(),
                 resource: "example.com/a".into(),
                 available: texts(&["a", "b", "c"]),
@@ -452,34 +459,34 @@ mod tests {
         assert_eq!(ids(0, &["a"]), texts(&[]));
     }
 
-    fn node(container_path: &str, permissions: &str) -> Device {
-        Device {
+    fn node(container_path: &str, permissions: &str) -> ContainerDeviceNode {
+        ContainerDeviceNode {
             container_path: container_path.into(),
             host_path: "/dev/null".into(),
             permissions: permissions.into(),
-            ..Device::default()
+            ..ContainerDeviceNode::default()
         }
     }
 
-    fn mount(container_path: &str, host_path: &str) -> Mount {
-        Mount {
+    fn mount(container_path: &str, host_path: &str) -> ContainerMount {
+        ContainerMount {
             container_path: container_path.into(),
             host_path: host_path.into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         }
     }
 
     #[test]
     fn wrong_answers() {
         // DEV-09
-        let text = |answered: Answer| answer(answered).expect_err("wrong").to_string();
-        let nodes = |nodes| Answer {
+        let text = |answered: PluginAllocation| answer(answered).expect_err("wrong").to_string();
+        let nodes = |nodes| PluginAllocation {
             nodes,
-            ..Answer::default()
+            ..PluginAllocation::default()
         };
-        let mounts = |mounts| Answer {
+        let mounts = |mounts| PluginAllocation {
             mounts,
-            ..Answer::default()
+            ..PluginAllocation::default()
         };
         let good = answer(nodes(vec![node("/dev/a", ""), node("/dev/b", "mrw")])).expect("good");
         assert_eq!(good.nodes[0].permissions, "rwm");
@@ -503,9 +510,9 @@ mod tests {
             text(mounts(vec![mount("/a", "/b"); 257])),
             "its answer is wrong: more than 256 entries of a kind"
         );
-        let large = Answer {
+        let large = PluginAllocation {
             env: [("A".into(), "x".repeat(MAX_ANSWER_BYTES))].into(),
-            ..Answer::default()
+            ..PluginAllocation::default()
         };
         assert_eq!(text(large), "its answer is wrong: more than 32768 bytes");
     }
@@ -513,12 +520,12 @@ mod tests {
     #[test]
     fn the_first_one_wins() {
         // DEV-09
-        let answered = |resource: &str, host_path: &str| Answered {
+        let answered = |resource: &str, host_path: &str| HeldUnitsAnswer {
             container: "c".into(),
             resource: resource.into(),
             ids: vec![],
             pre_start: false,
-            answer: Answer {
+            answer: PluginAllocation {
                 env: [("WHO".into(), resource.into())].into(),
                 mounts: vec![mount("/m", host_path)],
                 nodes: vec![node("/dev/n", resource)],
@@ -526,9 +533,9 @@ mod tests {
                 cdi_devices: vec!["vendor/class=one".into(), resource.into()],
             },
         };
-        let mut given = Given {
+        let mut given = GivenDevices {
             env: vec![("OWN".into(), "1".into())],
-            ..Given::default()
+            ..GivenDevices::default()
         };
         merge(&mut given, vec![answered("b", "/2"), answered("a", "/1")]);
         let pair = |name: &str, value: &str| (name.into(), value.into());

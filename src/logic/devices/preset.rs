@@ -2,7 +2,7 @@
 
 use alloc::{format, string::String, vec::Vec};
 
-use super::declared::{Entry, Match, USB, Usb, What};
+use super::declared::{DeviceEntry, DevicePattern, EntryAlternative, USB, UsbPattern};
 
 /// Shares of a unit that many containers use at once.
 const SHARED: u32 = 64;
@@ -38,31 +38,31 @@ const CORAL: (&str, [(u16, u16); 2]) = ("coral", [(0x1a6e, 0x089a), (0x18d1, 0x9
 const CORAL_PLACE: &str = "/dev/bus/usb";
 
 /// The entry of that name.
-pub(super) fn entry(name: &str) -> Option<Entry> {
+pub(super) fn entry(name: &str) -> Option<DeviceEntry> {
     let is_coral = name == CORAL.0;
     let (matches, shares) = if is_coral {
         let of = |(vendor, product)| {
-            Match::Each(What::Usb(Usb {
+            EntryAlternative::Each(DevicePattern::Usb(UsbPattern {
                 vendor,
                 product,
                 nodes: USB.into(),
-                ..Usb::default()
+                ..UsbPattern::default()
             }))
         };
         (CORAL.1.into_iter().map(of).collect(), 1)
     } else {
         let (_, patterns, shares) = PATHS.iter().find(|(known, ..)| *known == name)?;
-        let each = |pattern: &&str| Match::Each(What::Path((*pattern).into()));
+        let each = |pattern: &&str| EntryAlternative::Each(DevicePattern::Path((*pattern).into()));
         (patterns.iter().map(each).collect(), *shares)
     };
-    Some(Entry {
+    Some(DeviceEntry {
         resource: format!("picolet/{name}"),
         matches,
         shares,
         permissions: "rw".into(),
         container_path: if is_coral { CORAL_PLACE } else { "" }.into(),
         live: is_coral,
-        ..Entry::default()
+        ..DeviceEntry::default()
     })
 }
 

@@ -10,7 +10,7 @@ const PLUGIN_START: Duration = Duration::from_secs(5 * 60);
 
 /// Reason why a pod does not get the devices that it requests (DEV-07).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum DeviceRefusal {
     /// No configuration and no plugin has offered the resource.
     Unregistered(Box<str>),
     /// No unit of the resource is here.
@@ -28,7 +28,7 @@ pub enum Refusal {
     },
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for DeviceRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unregistered(r) => write!(f, "cannot allocate unregistered device {r}"),
@@ -52,7 +52,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl Refusal {
+impl DeviceRefusal {
     /// The resource that is missing.
     #[must_use]
     pub fn resource(&self) -> &str {
@@ -74,7 +74,7 @@ impl Refusal {
 
 /// Decision about a pod that does not get the devices that it requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum DeviceWaitVerdict {
     /// The pod stays Pending and tries again.
     Wait,
     /// The pod is rejected and never runs.
@@ -83,7 +83,7 @@ pub enum Verdict {
 
 /// Facts about a waiting pod that decide how long it may wait.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct DeviceWaitFacts {
     /// Set for a static pod: no controller would replace it.
     pub is_static: bool,
     /// Time that the pod has waited.
@@ -106,22 +106,22 @@ pub fn plugins_may_come(since_start: Duration) -> bool {
 /// since no controller would replace it. Other pods wait for a while, and longer for a plugin's resource soon after the
 /// start of the agent. For a resource that is not offered only static pods wait, and only if a plugin may offer it.
 #[must_use]
-pub fn judge(refusal: &Refusal, pod: Patience) -> Verdict {
+pub fn judge(refusal: &DeviceRefusal, pod: DeviceWaitFacts) -> DeviceWaitVerdict {
     let start = PLUGIN_START.saturating_sub(pod.came_after);
     let at_most = match pod.of_plugin {
         true => pod.at_most.max(start),
         false => pod.at_most,
     };
     let waits = match refusal {
-        Refusal::Unregistered(_) => pod.is_static && pod.of_plugin,
-        Refusal::NoneHealthy(_) | Refusal::NoLongerHealthy(_) | Refusal::TooFew { .. } => {
-            pod.is_static || pod.waited < at_most
-        }
+        DeviceRefusal::Unregistered(_) => pod.is_static && pod.of_plugin,
+        DeviceRefusal::NoneHealthy(_)
+        | DeviceRefusal::NoLongerHealthy(_)
+        | DeviceRefusal::TooFew { .. } => pod.is_static || pod.waited < at_most,
     };
     if waits {
-        Verdict::Wait
+        DeviceWaitVerdict::Wait
     } else {
-        Verdict::Refuse
+        DeviceWaitVerdict::Refuse
     }
 }
 
@@ -135,24 +135,24 @@ mod tests {
     fn who_waits() {
         // DEV-13 DEV-38
         let (s, wait) = (Duration::from_secs, Duration::from_secs(120));
-        let few = Refusal::TooFew {
+        let few = DeviceRefusal::TooFew {
             resource: R.into(),
             requested: 1,
             available: 0,
         };
-        let none = Refusal::NoneHealthy(R.into());
-        let unknown = Refusal::Unregistered(R.into());
+        let none = DeviceRefusal::NoneHealthy(R.into());
+        let unknown = DeviceRefusal::Unregistered(R.into());
         for (refusal, is_static, waited, verdict) in [
-            (&none, false, s(0), Verdict::Wait),
-            (&none, false, s(119), Verdict::Wait),
-            (&none, false, s(120), Verdict::Refuse),
-            (&few, false, s(0), Verdict::Wait),
-            (&few, false, s(120), Verdict::Refuse),
-            (&few, true, s(9999), Verdict::Wait),
-            (&none, true, s(9999), Verdict::Wait),
-            (&unknown, true, s(0), Verdict::Refuse),
+            (&none, false, s(0), DeviceWaitVerdict::Wait),
+            (&none, false, s(119), DeviceWaitVerdict::Wait),
+            (&none, false, s(120), DeviceWaitVerdict::Refuse),
+            (&few, false, s(0), DeviceWaitVerdict::Wait),
+            (&few, false, s(120), DeviceWaitVerdict::Refuse),
+            (&few, true, s(9999), DeviceWaitVerdict::Wait),
+            (&none, true, s(9999), DeviceWaitVerdict::Wait),
+            (&unknown, true, s(0), DeviceWaitVerdict::Refuse),
         ] {
-            let pod = Patience {
+            let pod = DeviceWaitFacts {
                 is_static,
                 waited,
                 at_most: wait,
@@ -167,19 +167,19 @@ mod tests {
     fn who_waits_for_a_plugin() {
         // DEV-05 DEV-13
         let s = Duration::from_secs;
-        let none = Refusal::NoneHealthy(R.into());
-        let unknown = Refusal::Unregistered(R.into());
+        let none = DeviceRefusal::NoneHealthy(R.into());
+        let unknown = DeviceRefusal::Unregistered(R.into());
         for (refusal, is_static, came_after, waited, verdict) in [
             // Five minutes after the start, or two minutes after the pod came.
-            (&none, false, s(10), s(289), Verdict::Wait),
-            (&none, false, s(10), s(290), Verdict::Refuse),
-            (&none, false, s(400), s(119), Verdict::Wait),
-            (&none, false, s(400), s(120), Verdict::Refuse),
-            (&none, true, s(400), s(9999), Verdict::Wait),
-            (&unknown, true, s(400), s(9999), Verdict::Wait),
-            (&unknown, false, s(0), s(0), Verdict::Refuse),
+            (&none, false, s(10), s(289), DeviceWaitVerdict::Wait),
+            (&none, false, s(10), s(290), DeviceWaitVerdict::Refuse),
+            (&none, false, s(400), s(119), DeviceWaitVerdict::Wait),
+            (&none, false, s(400), s(120), DeviceWaitVerdict::Refuse),
+            (&none, true, s(400), s(9999), DeviceWaitVerdict::Wait),
+            (&unknown, true, s(400), s(9999), DeviceWaitVerdict::Wait),
+            (&unknown, false, s(0), s(0), DeviceWaitVerdict::Refuse),
         ] {
-            let pod = Patience {
+            let pod = DeviceWaitFacts {
                 is_static,
                 waited,
                 at_most: s(120),

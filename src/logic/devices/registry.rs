@@ -4,7 +4,7 @@
 use alloc::string::String;
 use core::time::Duration;
 
-use super::plugin::{VERSION, Wrong, cut, has_controls, offers};
+use super::plugin::{PluginMessageError, VERSION, cut, has_controls, offers};
 
 /// The only type of plugins that is taken.
 const KIND: &str = "DevicePlugin";
@@ -25,20 +25,20 @@ pub fn plugin(
     endpoint: &str,
     versions: &[String],
     declared: bool,
-) -> Result<(), Wrong> {
+) -> Result<(), PluginMessageError> {
     if kind != KIND {
-        return Err(Wrong::Kind(cut(kind)));
+        return Err(PluginMessageError::Kind(cut(kind)));
     }
     if !versions.iter().any(|version| version == VERSION) {
         let said = versions.first().map_or("", |version| version);
-        return Err(Wrong::Version(cut(said)));
+        return Err(PluginMessageError::Version(cut(said)));
     }
     offers(resource, declared)?;
     let is_path = endpoint.is_empty()
         || endpoint.starts_with('/') && endpoint.len() <= MAX_PATH_BYTES && !has_controls(endpoint);
     match is_path {
         true => Ok(()),
-        false => Err(Wrong::Path(cut(endpoint))),
+        false => Err(PluginMessageError::Path(cut(endpoint))),
     }
 }
 

@@ -10,10 +10,10 @@ use alloc::{
 };
 use core::time::Duration;
 
-use super::{Health, Refusal};
+use super::{DeviceRefusal, UnitHealth};
 use crate::{
-    api::{Mono, PodUid, device::Number},
-    extended_resources::{Amount, Demand, Held, PodDevices},
+    api::{MonoTime, PodUid, device::DeviceNumber},
+    extended_resources::{HeldUnits, PodDevices, ResourceDemand, ResourceUnits},
 };
 
 /// Longest absence of a unit that is not reported: a device resets itself, or a person pulls the wrong plug.
@@ -24,7 +24,7 @@ const PLUGIN_ABSENCE: Duration = Duration::from_secs(5 * 60);
 
 /// A unit that is here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundUnit {
     /// Lasting id, at most 63 bytes.
     pub id: Box<str>,
     /// Names of the unit's nodes, for people.
@@ -32,12 +32,12 @@ pub struct Found {
     /// Hash of the unit's nodes. If it changes, a process that has opened the nodes cannot go on with them.
     pub mark: u64,
     /// Numbers of the unit's nodes. A holder of the unit may open every device with these numbers.
-    pub numbers: Vec<Number>,
+    pub numbers: Vec<DeviceNumber>,
 }
 
 /// A unit as its plugin lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedUnit {
     /// Id of the unit, 1 to 63 bytes.
     pub id: Box<str>,
     /// Set if the unit can be given.
@@ -46,7 +46,7 @@ pub struct Listed {
 
 /// Question to a plugin before units are chosen: which units it would choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct PreferenceQuestion {
     /// Container.
     pub container: Box<str>,
     /// Resource.
@@ -61,7 +61,7 @@ pub struct Question {
 
 /// Units that a plugin would choose: a hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Preferred {
+pub struct PreferredUnits {
     /// Container.
     pub container: Box<str>,
     /// Resource.
@@ -72,7 +72,7 @@ pub struct Preferred {
 
 /// Container that holds a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct UnitHolder {
     /// Pod.
     pub pod: PodUid,
     /// Container.
@@ -81,7 +81,7 @@ pub struct Holder {
 
 /// Change of a unit that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct UnitChange {
     /// Resource.
     pub resource: Box<str>,
     /// Unit.
@@ -89,14 +89,14 @@ pub struct Change {
     /// Names of the unit's nodes as they are, or were.
     pub nodes: Box<str>,
     /// Kind of the change.
-    pub what: What,
+    pub what: UnitChangeKind,
     /// Containers that hold the unit.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<UnitHolder>,
 }
 
 /// Kind of a change of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum UnitChangeKind {
     /// The unit is gone.
     Lost,
     /// The unit is back. Neither `moved` nor `told`: it was away so shortly that its return is not reported either.
@@ -110,7 +110,7 @@ pub enum What {
 
 /// A unit, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct UnitView {
     /// Resource.
     pub resource: Box<str>,
     /// Unit.
@@ -126,29 +126,29 @@ pub struct Shown {
     /// Number of times that the unit is held.
     pub used: u32,
     /// Containers that hold the unit.
-    pub holders: Vec<Holder>,
+    pub holders: Vec<UnitHolder>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
+enum UnitPresence {
     Here,
     /// The unit is missing since this time. Its loss was not reported.
-    Missing(Mono),
+    Missing(MonoTime),
     /// The plugin is missing, or has not listed its units yet. No loss was reported.
     Unknown,
     Lost,
 }
 
 #[derive(Clone, Debug)]
-struct Unit {
-    found: Found,
-    presence: Presence,
+struct ResourceUnit {
+    found: FoundUnit,
+    presence: UnitPresence,
     /// Set if the unit counts for the node's capacity, here or not.
     counts: bool,
 }
 
-impl Unit {
-    const fn new(found: Found, presence: Presence) -> Self {
+impl ResourceUnit {
+    const fn new(found: FoundUnit, presence: UnitPresence) -> Self {
         Self {
             found,
             presence,
@@ -157,54 +157,58 @@ impl Unit {
     }
 
     const fn is_told_of(&self) -> bool {
-        matches!(self.presence, Presence::Here | Presence::Missing(_))
+        matches!(self.presence, UnitPresence::Here | UnitPresence::Missing(_))
     }
 }
 
 /// Provider of a resource: whoever offers its units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Provider {
+enum UnitProvider {
     /// The machine, of which the configuration declares the resource.
     #[default]
     Machine,
     /// A plugin that is connected. `prefers`: it wants to be asked which units it would choose.
     Plugin { prefers: bool },
     /// A plugin that has gone at this time.
-    GonePlugin(Mono),
+    GonePlugin(MonoTime),
     /// A plugin that has gone long ago, or before this agent started.
     ForgottenPlugin,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Resource {
+struct DeviceResource {
     shares: u32,
-    units: Vec<Unit>,
-    provider: Provider,
+    units: Vec<ResourceUnit>,
+    provider: UnitProvider,
 }
 
-impl Resource {
+impl DeviceResource {
     fn is_plugins(&self) -> bool {
-        self.provider != Provider::Machine
+        self.provider != UnitProvider::Machine
     }
 
-    fn here(&self) -> impl Iterator<Item = &Unit> {
-        self.units.iter().filter(|u| u.presence == Presence::Here)
+    fn here(&self) -> impl Iterator<Item = &ResourceUnit> {
+        self.units
+            .iter()
+            .filter(|u| u.presence == UnitPresence::Here)
     }
 
     /// Marks the units that the plugin listed as healthy as unknown.
     fn doubt(&mut self) {
         for unit in &mut self.units {
-            if unit.presence == Presence::Here {
-                unit.presence = Presence::Unknown;
+            if unit.presence == UnitPresence::Here {
+                unit.presence = UnitPresence::Unknown;
             }
         }
     }
 
     /// Time at which a plugin that has gone is forgotten.
-    fn gone(&self) -> Option<Mono> {
+    fn gone(&self) -> Option<MonoTime> {
         match self.provider {
-            Provider::GonePlugin(since) => Some(since + PLUGIN_ABSENCE),
-            Provider::Machine | Provider::Plugin { .. } | Provider::ForgottenPlugin => None,
+            UnitProvider::GonePlugin(since) => Some(since + PLUGIN_ABSENCE),
+            UnitProvider::Machine | UnitProvider::Plugin { .. } | UnitProvider::ForgottenPlugin => {
+                None
+            }
         }
     }
 
@@ -214,7 +218,7 @@ impl Resource {
 }
 
 /// A unit, as one container of a pod may have it.
-struct Room<'a> {
+struct UnitCandidate<'a> {
     id: &'a str,
     /// Number of times that the container has it already.
     times: u32,
@@ -229,7 +233,7 @@ struct Room<'a> {
     most: u32,
 }
 
-impl Room<'_> {
+impl UnitCandidate<'_> {
     /// Sort key: the least unit is given next. Units that the container has the fewest times come first; then units that
     /// it had before, units that an init container of the pod has left by then, units that the plugin prefers, and units
     /// that other pods hold least.
@@ -246,19 +250,19 @@ impl Room<'_> {
 
 /// Table of the resources and the pods that hold units.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
-    resources: BTreeMap<Box<str>, Resource>,
+pub struct DeviceTable {
+    resources: BTreeMap<Box<str>, DeviceResource>,
     holders: BTreeMap<PodUid, PodDevices>,
     /// Preferences of plugins for pods that wait.
-    preferred: BTreeMap<PodUid, Vec<Preferred>>,
+    preferred: BTreeMap<PodUid, Vec<PreferredUnits>>,
 }
 
-impl Table {
+impl DeviceTable {
     /// Adds a declared resource, without units yet. Each unit may be held `shares` times.
     pub fn declare(&mut self, resource: &str, shares: u32) {
-        let new = Resource {
+        let new = DeviceResource {
             shares,
-            ..Resource::default()
+            ..DeviceResource::default()
         };
         self.resources.insert(resource.into(), new);
     }
@@ -266,10 +270,10 @@ impl Table {
     /// Adds a resource that a plugin offered to an agent before this one, without units yet (DEV-12).
     pub fn recall(&mut self, resource: &str) {
         let known = self.resources.entry(resource.into());
-        known.or_insert_with(|| Resource {
+        known.or_insert_with(|| DeviceResource {
             shares: 1,
             units: Vec::new(),
-            provider: Provider::ForgottenPlugin,
+            provider: UnitProvider::ForgottenPlugin,
         });
     }
 
@@ -280,7 +284,7 @@ impl Table {
         if let Some(known) = self.resources.get_mut(resource)
             && known.is_plugins()
         {
-            known.provider = Provider::Plugin { prefers };
+            known.provider = UnitProvider::Plugin { prefers };
             known.doubt();
         }
     }
@@ -289,32 +293,37 @@ impl Table {
     #[must_use]
     pub fn is_plugins(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
-        known.is_some_and(Resource::is_plugins)
+        known.is_some_and(DeviceResource::is_plugins)
     }
 
     /// Takes in a plugin's complete list of units (DEV-03). Returns the changes of units that are held.
-    pub fn list(&mut self, resource: &str, all: Vec<Listed>) -> Vec<Change> {
+    pub fn list(&mut self, resource: &str, all: Vec<ListedUnit>) -> Vec<UnitChange> {
         if !self.is_plugins(resource) {
             return Vec::new();
         }
         // The last word on an id counts.
         let all: BTreeMap<Box<str>, bool> = all.into_iter().map(|l| (l.id, l.healthy)).collect();
         let all = all.into_iter().map(|(id, healthy)| {
-            let found = Found {
+            let found = FoundUnit {
                 id,
-                ..Found::default()
+                ..FoundUnit::default()
             };
             (found, healthy)
         });
-        self.take(resource, all.collect(), |_| Presence::Lost)
+        self.take(resource, all.collect(), |_| UnitPresence::Lost)
     }
 
     /// Takes in the units of a declared resource that are here now, all of them. Returns the changes of units that are held.
-    pub fn report(&mut self, resource: &str, all: Vec<Found>, now: Mono) -> Vec<Change> {
+    pub fn report(
+        &mut self,
+        resource: &str,
+        all: Vec<FoundUnit>,
+        now: MonoTime,
+    ) -> Vec<UnitChange> {
         let all = all.into_iter().map(|found| (found, true));
         self.take(resource, all.collect(), |before| match before {
-            Presence::Here => Presence::Missing(now),
-            Presence::Missing(_) | Presence::Unknown | Presence::Lost => before,
+            UnitPresence::Here => UnitPresence::Missing(now),
+            UnitPresence::Missing(_) | UnitPresence::Unknown | UnitPresence::Lost => before,
         })
     }
 
@@ -323,9 +332,9 @@ impl Table {
     fn take(
         &mut self,
         resource: &str,
-        all: Vec<(Found, bool)>,
-        absent: impl Fn(Presence) -> Presence,
-    ) -> Vec<Change> {
+        all: Vec<(FoundUnit, bool)>,
+        absent: impl Fn(UnitPresence) -> UnitPresence,
+    ) -> Vec<UnitChange> {
         let Some(known) = self.resources.get_mut(resource) else {
             return Vec::new();
         };
@@ -344,18 +353,18 @@ impl Table {
                 Some((found, true)) => {
                     moved = unit.found.mark != found.mark;
                     unit.found.clone_from(found);
-                    Presence::Here
+                    UnitPresence::Here
                 }
-                Some((_, false)) => Presence::Lost,
+                Some((_, false)) => UnitPresence::Lost,
                 None => absent(before),
             };
-            let told = before == Presence::Lost;
+            let told = before == UnitPresence::Lost;
             let what = match (before, unit.presence) {
-                (Presence::Missing(_) | Presence::Lost, Presence::Here) => {
-                    What::Back { moved, told }
+                (UnitPresence::Missing(_) | UnitPresence::Lost, UnitPresence::Here) => {
+                    UnitChangeKind::Back { moved, told }
                 }
-                (_, Presence::Here) if moved => What::Back { moved, told },
-                (_, Presence::Lost) if !told => What::Lost,
+                (_, UnitPresence::Here) if moved => UnitChangeKind::Back { moved, told },
+                (_, UnitPresence::Lost) if !told => UnitChangeKind::Lost,
                 _ => continue,
             };
             changes.push((unit.found.clone(), what));
@@ -368,10 +377,10 @@ impl Table {
         for (found, healthy) in all {
             if ids.insert(found.id.clone()) {
                 let presence = match healthy {
-                    true => Presence::Here,
-                    false => Presence::Lost,
+                    true => UnitPresence::Here,
+                    false => UnitPresence::Lost,
                 };
-                known.units.push(Unit::new(found, presence));
+                known.units.push(ResourceUnit::new(found, presence));
             }
         }
         let changes = self.of_holders(resource, changes);
@@ -381,12 +390,12 @@ impl Table {
 
     /// Takes in that the plugin has gone: none of its units can be given (DEV-04). Containers that hold units go on,
     /// and no change is reported: as a rule the plugin is back soon.
-    pub fn disconnect(&mut self, resource: &str, now: Mono) {
+    pub fn disconnect(&mut self, resource: &str, now: MonoTime) {
         let known = self.resources.get_mut(resource);
         let Some(known) = known.filter(|known| known.is_plugins()) else {
             return;
         };
-        known.provider = Provider::GonePlugin(now);
+        known.provider = UnitProvider::GonePlugin(now);
         known.doubt();
     }
 
@@ -395,12 +404,12 @@ impl Table {
     #[must_use]
     pub fn can_spare(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
-        let is_held = |held: &Held| *held.resource == *resource;
-        known.is_some_and(|known| known.provider == Provider::ForgottenPlugin)
+        let is_held = |held: &HeldUnits| *held.resource == *resource;
+        known.is_some_and(|known| known.provider == UnitProvider::ForgottenPlugin)
             && !self.holders.values().any(|all| all.iter().any(is_held))
     }
 
-    /// Drops the resource if [`Table::can_spare`] allows it.
+    /// Drops the resource if [`DeviceTable::can_spare`] allows it.
     pub fn spare(&mut self, resource: &str) {
         if self.can_spare(resource) {
             self.resources.remove(resource);
@@ -413,7 +422,7 @@ impl Table {
     }
 
     /// Takes in the units that a pod has held since before this agent.
-    pub fn restore(&mut self, pod: PodUid, held: Vec<Held>) {
+    pub fn restore(&mut self, pod: PodUid, held: Vec<HeldUnits>) {
         for held in &held {
             if held.plugin {
                 self.recall(&held.resource);
@@ -423,14 +432,14 @@ impl Table {
             };
             for id in &held.ids {
                 if !resource.units.iter().any(|unit| unit.found.id == *id) {
-                    let found = Found {
+                    let found = FoundUnit {
                         id: id.clone(),
-                        ..Found::default()
+                        ..FoundUnit::default()
                     };
-                    let mut unit = Unit::new(found, Presence::Lost);
+                    let mut unit = ResourceUnit::new(found, UnitPresence::Lost);
                     if resource.is_plugins() {
                         // The unit is not lost: its plugin is starting, too.
-                        unit.presence = Presence::Unknown;
+                        unit.presence = UnitPresence::Unknown;
                         unit.counts = false;
                     }
                     resource.units.push(unit);
@@ -441,40 +450,44 @@ impl Table {
     }
 
     /// Applies the passage of time. Returns the units that are held and now count as lost.
-    pub fn handle_timeout(&mut self, now: Mono) -> Vec<Change> {
+    pub fn handle_timeout(&mut self, now: MonoTime) -> Vec<UnitChange> {
         let mut lost = Vec::new();
         for (name, resource) in &mut self.resources {
             let gone = resource.gone().is_some_and(|due| due <= now);
             if gone {
-                resource.provider = Provider::ForgottenPlugin;
+                resource.provider = UnitProvider::ForgottenPlugin;
             }
             for unit in &mut resource.units {
                 unit.counts &= !gone;
-                let is_new = unit.presence != Presence::Lost;
+                let is_new = unit.presence != UnitPresence::Lost;
                 if gone && is_new || due(unit).is_some_and(|due| due <= now) {
-                    unit.presence = Presence::Lost;
+                    unit.presence = UnitPresence::Lost;
                     lost.push((name.clone(), unit.found.clone()));
                 }
             }
         }
         let mut changes = Vec::new();
         for (name, found) in lost {
-            changes.extend(self.of_holders(&name, Vec::from([(found, What::Lost)])));
+            changes.extend(self.of_holders(&name, Vec::from([(found, UnitChangeKind::Lost)])));
         }
         self.forget_lost();
         changes
     }
 
-    /// Time at which [`Table::handle_timeout`] has work.
+    /// Time at which [`DeviceTable::handle_timeout`] has work.
     #[must_use]
-    pub fn next_timeout(&self) -> Option<Mono> {
-        let gone = self.resources.values().filter_map(Resource::gone);
+    pub fn next_timeout(&self) -> Option<MonoTime> {
+        let gone = self.resources.values().filter_map(DeviceResource::gone);
         let all = self.resources.values().flat_map(|r| &r.units);
         all.filter_map(due).chain(gone).min()
     }
 
-    fn of_holders(&self, resource: &str, changes: Vec<(Found, What)>) -> Vec<Change> {
-        let changes = changes.into_iter().map(|(found, what)| Change {
+    fn of_holders(
+        &self,
+        resource: &str,
+        changes: Vec<(FoundUnit, UnitChangeKind)>,
+    ) -> Vec<UnitChange> {
+        let changes = changes.into_iter().map(|(found, what)| UnitChange {
             resource: resource.into(),
             holders: self.holders_of(resource, &found.id),
             id: found.id,
@@ -484,11 +497,12 @@ impl Table {
         changes.filter(|c| !c.holders.is_empty()).collect()
     }
 
-    fn holders_of(&self, resource: &str, id: &str) -> Vec<Holder> {
+    fn holders_of(&self, resource: &str, id: &str) -> Vec<UnitHolder> {
         let mut holders = Vec::new();
         for (pod, held) in &self.holders {
-            let holds = |h: &&Held| *h.resource == *resource && h.ids.iter().any(|i| **i == *id);
-            holders.extend(held.iter().filter(holds).map(|h| Holder {
+            let holds =
+                |h: &&HeldUnits| *h.resource == *resource && h.ids.iter().any(|i| **i == *id);
+            holders.extend(held.iter().filter(holds).map(|h| UnitHolder {
                 pod: pod.clone(),
                 container: h.container.clone(),
             }));
@@ -530,31 +544,31 @@ impl Table {
 
     /// Refusal for the first requested resource that is not known here (DEV-05).
     #[must_use]
-    pub fn unregistered(&self, demands: &[Demand]) -> Option<Refusal> {
-        let unknown = |demand: &&Demand| !self.resources.contains_key(&*demand.resource);
+    pub fn unregistered(&self, demands: &[ResourceDemand]) -> Option<DeviceRefusal> {
+        let unknown = |demand: &&ResourceDemand| !self.resources.contains_key(&*demand.resource);
         let demand = demands.iter().find(unknown)?;
-        Some(Refusal::Unregistered(demand.resource.as_str().into()))
+        Some(DeviceRefusal::Unregistered(demand.resource.as_str().into()))
     }
 
-    /// Checks that [`Table::allocate`] would succeed.
+    /// Checks that [`DeviceTable::allocate`] would succeed.
     ///
     /// # Errors
     /// The refusal that it would return.
-    pub fn check(&self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
+    pub fn check(&self, pod: &PodUid, demands: &[ResourceDemand]) -> Result<(), DeviceRefusal> {
         self.choose(pod, demands).map(drop)
     }
 
     /// The next question to a plugin before the pod's units are allocated (DEV-06); `None`: no question is open, or the
     /// allocation would fail.
     #[must_use]
-    pub fn question(&self, pod: &PodUid, demands: &[Demand]) -> Option<Question> {
+    pub fn question(&self, pod: &PodUid, demands: &[ResourceDemand]) -> Option<PreferenceQuestion> {
         let mut question = None;
         let chosen = self.choose_each(pod, demands, |resource, demand, rooms| {
-            let prefers = resource.provider == Provider::Plugin { prefers: true };
+            let prefers = resource.provider == UnitProvider::Plugin { prefers: true };
             if !prefers || question.is_some() || self.preference(pod, demand).is_some() {
                 return;
             }
-            let ids = |rooms: &mut dyn Iterator<Item = &Room<'_>>| {
+            let ids = |rooms: &mut dyn Iterator<Item = &UnitCandidate<'_>>| {
                 rooms.map(|room| room.id.into()).collect::<Vec<Box<str>>>()
             };
             let mut must_include = ids(&mut rooms.iter().filter(|room| room.is_given()));
@@ -563,7 +577,7 @@ impl Table {
             if must_include.len() == size {
                 return;
             }
-            question = Some(Question {
+            question = Some(PreferenceQuestion {
                 container: demand.container.as_str().into(),
                 resource: demand.resource.as_str().into(),
                 available: ids(&mut rooms.iter().filter(|room| room.most > 0)),
@@ -574,14 +588,15 @@ impl Table {
         chosen.ok().and(question)
     }
 
-    /// Takes in a plugin's answer to a [`Question`].
-    pub fn prefer(&mut self, pod: &PodUid, answer: Preferred) {
+    /// Takes in a plugin's answer to a [`PreferenceQuestion`].
+    pub fn prefer(&mut self, pod: &PodUid, answer: PreferredUnits) {
         self.preferred.entry(pod.clone()).or_default().push(answer);
     }
 
-    fn preference(&self, pod: &PodUid, demand: &Demand) -> Option<&Preferred> {
-        let of =
-            |p: &&Preferred| *p.container == *demand.container && *p.resource == *demand.resource;
+    fn preference(&self, pod: &PodUid, demand: &ResourceDemand) -> Option<&PreferredUnits> {
+        let of = |p: &&PreferredUnits| {
+            *p.container == *demand.container && *p.resource == *demand.resource
+        };
         self.preferred.get(pod)?.iter().find(of)
     }
 
@@ -590,7 +605,11 @@ impl Table {
     ///
     /// # Errors
     /// A unit is not here or not free. The table is unchanged then.
-    pub fn allocate(&mut self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
+    pub fn allocate(
+        &mut self,
+        pod: &PodUid,
+        demands: &[ResourceDemand],
+    ) -> Result<(), DeviceRefusal> {
         let held = self.choose(pod, demands)?;
         self.preferred.remove(pod);
         match held.is_empty() {
@@ -604,7 +623,7 @@ impl Table {
     /// Returns true if all units that the pod holds are here.
     #[must_use]
     pub fn can_use(&self, pod: &PodUid) -> bool {
-        let is_here = |held: &Held| {
+        let is_here = |held: &HeldUnits| {
             let known = self.resources.get(&held.resource);
             known.is_some_and(|known| held.ids.iter().all(|id| known.has(id)))
         };
@@ -617,15 +636,23 @@ impl Table {
     /// starts, when the pod could not start with the units that it holds. No change if all of them are here.
     ///
     /// # Errors
-    /// As of [`Table::allocate`].
-    pub fn allocate_again(&mut self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
+    /// As of [`DeviceTable::allocate`].
+    pub fn allocate_again(
+        &mut self,
+        pod: &PodUid,
+        demands: &[ResourceDemand],
+    ) -> Result<(), DeviceRefusal> {
         match self.can_use(pod) {
             true => Ok(()),
             false => self.allocate(pod, demands),
         }
     }
 
-    fn choose(&self, pod: &PodUid, demands: &[Demand]) -> Result<Vec<Held>, Refusal> {
+    fn choose(
+        &self,
+        pod: &PodUid,
+        demands: &[ResourceDemand],
+    ) -> Result<Vec<HeldUnits>, DeviceRefusal> {
         self.choose_each(pod, demands, |_, _, _| {})
     }
 
@@ -633,11 +660,11 @@ impl Table {
     fn choose_each(
         &self,
         pod: &PodUid,
-        demands: &[Demand],
-        mut look: impl FnMut(&Resource, &Demand, &[Room<'_>]),
-    ) -> Result<Vec<Held>, Refusal> {
+        demands: &[ResourceDemand],
+        mut look: impl FnMut(&DeviceResource, &ResourceDemand, &[UnitCandidate<'_>]),
+    ) -> Result<Vec<HeldUnits>, DeviceRefusal> {
         let before = self.holders.get(pod).map_or(&[][..], |held| held);
-        let mut held: Vec<Held> = Vec::new();
+        let mut held: Vec<HeldUnits> = Vec::new();
         for demand in demands {
             let name = demand.resource.as_str();
             let Some(resource) = self.resources.get(name) else {
@@ -647,7 +674,7 @@ impl Table {
                 .iter()
                 .find(|h| *h.container == *demand.container && *h.resource == *name)
                 .map_or(&[][..], |h| &h.ids);
-            let mut new = Held {
+            let mut new = HeldUnits {
                 container: demand.container.as_str().into(),
                 resource: name.into(),
                 ids: Vec::new(),
@@ -678,16 +705,16 @@ impl Table {
     fn rooms<'a>(
         &self,
         pod: &PodUid,
-        resource: &'a Resource,
-        demand: &Demand,
-        held: &[Held],
+        resource: &'a DeviceResource,
+        demand: &ResourceDemand,
+        held: &[HeldUnits],
         had: &[Box<str>],
-    ) -> Vec<Room<'a>> {
+    ) -> Vec<UnitCandidate<'a>> {
         let name = demand.resource.as_str();
         let reachable = self.reachable(pod, name, resource.shares);
         let preferred = self.preference(pod, demand);
         let preferred = preferred.map_or(&[][..], |p| &p.ids);
-        let closed = |unit: &Unit| unit.found.numbers.iter().any(|n| reachable.contains(n));
+        let closed = |unit: &ResourceUnit| unit.found.numbers.iter().any(|n| reachable.contains(n));
         let units = resource.here().filter(|unit| !closed(unit));
         let rooms = units.map(|unit| {
             let id = &unit.found.id;
@@ -697,7 +724,7 @@ impl Table {
                 .fold(0, u32::saturating_add);
             let (init, regular) = parts(held, name, id);
             let left = resource.shares.saturating_sub(others);
-            Room {
+            UnitCandidate {
                 id,
                 times: 0,
                 had: had.contains(id),
@@ -713,13 +740,13 @@ impl Table {
     /// Numbers that other pods can open and that this pod must not get. These are numbers of lost units that those pods
     /// hold, for another device may have such a number now; and numbers of units of other resources, if one of the two
     /// resources has one share. `shares`: shares of the resource `wanted`.
-    fn reachable(&self, pod: &PodUid, wanted: &str, shares: u32) -> BTreeSet<Number> {
+    fn reachable(&self, pod: &PodUid, wanted: &str, shares: u32) -> BTreeSet<DeviceNumber> {
         let mut numbers = BTreeSet::new();
         for (name, resource) in &self.resources {
             let is_exclusive = **name != *wanted && (shares == 1 || resource.shares == 1);
             for unit in &resource.units {
                 let mut others = self.holders.iter().filter(|(other, _)| *other != pod);
-                if (is_exclusive || unit.presence != Presence::Here)
+                if (is_exclusive || unit.presence != UnitPresence::Here)
                     && others.any(|(_, held)| uses(held, name, &unit.found.id) > 0)
                 {
                     numbers.extend(&unit.found.numbers);
@@ -731,7 +758,7 @@ impl Table {
 
     /// Amounts of each resource, by name.
     #[must_use]
-    pub fn amounts(&self) -> Vec<Amount> {
+    pub fn amounts(&self) -> Vec<ResourceUnits> {
         let all = self.resources.iter();
         all.map(|(name, resource)| {
             let count = |units: usize| {
@@ -739,7 +766,7 @@ impl Table {
                 units.saturating_mul(resource.shares)
             };
             let all = || resource.units.iter().filter(|unit| unit.counts);
-            Amount {
+            ResourceUnits {
                 resource: name.clone(),
                 capacity: count(all().count()),
                 allocatable: count(all().filter(|unit| unit.is_told_of()).count()),
@@ -751,16 +778,18 @@ impl Table {
     /// Health of a unit that is held (DEV-15). `starts`: the agent started so recently that plugins of the time before
     /// may yet register again.
     #[must_use]
-    pub fn health(&self, resource: &str, id: &str, starts: bool) -> Health {
+    pub fn health(&self, resource: &str, id: &str, starts: bool) -> UnitHealth {
         let Some(known) = self.resources.get(resource) else {
-            return Health::Unhealthy;
+            return UnitHealth::Unhealthy;
         };
         let unit = known.units.iter().find(|unit| *unit.found.id == *id);
         match (unit.map(|unit| unit.presence), known.provider) {
-            (Some(Presence::Here | Presence::Missing(_)), _) => Health::Healthy,
-            (Some(Presence::Unknown), Provider::Plugin { .. }) => Health::Unsaid,
-            (Some(Presence::Unknown), Provider::ForgottenPlugin) if starts => Health::Unsaid,
-            (Some(Presence::Unknown | Presence::Lost) | None, _) => Health::Unhealthy,
+            (Some(UnitPresence::Here | UnitPresence::Missing(_)), _) => UnitHealth::Healthy,
+            (Some(UnitPresence::Unknown), UnitProvider::Plugin { .. }) => UnitHealth::Unsaid,
+            (Some(UnitPresence::Unknown), UnitProvider::ForgottenPlugin) if starts => {
+                UnitHealth::Unsaid
+            }
+            (Some(UnitPresence::Unknown | UnitPresence::Lost) | None, _) => UnitHealth::Unhealthy,
         }
     }
 
@@ -770,7 +799,7 @@ impl Table {
     pub fn in_doubt(&self, resource: &str) -> Vec<PodUid> {
         let known = self.resources.get(resource);
         let units = known.map_or(&[][..], |known| &known.units);
-        let doubted = units.iter().filter(|u| u.presence == Presence::Unknown);
+        let doubted = units.iter().filter(|u| u.presence == UnitPresence::Unknown);
         let holders = doubted.flat_map(|unit| self.holders_of(resource, &unit.found.id));
         let pods: BTreeSet<PodUid> = holders.map(|holder| holder.pod).collect();
         pods.into_iter().collect()
@@ -778,18 +807,18 @@ impl Table {
 
     /// Lists every unit, by resource. A plugin's resource without units is there once, without an id.
     #[must_use]
-    pub fn shown(&self) -> Vec<Shown> {
+    pub fn shown(&self) -> Vec<UnitView> {
         let mut shown = Vec::new();
         for (name, resource) in &self.resources {
             let plugin = resource.is_plugins();
             if plugin && resource.units.is_empty() {
-                shown.push(Shown {
+                shown.push(UnitView {
                     resource: name.clone(),
                     plugin,
-                    ..Shown::default()
+                    ..UnitView::default()
                 });
             }
-            shown.extend(resource.units.iter().map(|unit| Shown {
+            shown.extend(resource.units.iter().map(|unit| UnitView {
                 resource: name.clone(),
                 id: unit.found.id.clone(),
                 nodes: unit.found.nodes.clone(),
@@ -810,22 +839,27 @@ impl Table {
     }
 }
 
-fn due(unit: &Unit) -> Option<Mono> {
+fn due(unit: &ResourceUnit) -> Option<MonoTime> {
     match unit.presence {
-        Presence::Missing(since) => Some(since + SHORT_ABSENCE),
-        Presence::Here | Presence::Unknown | Presence::Lost => None,
+        UnitPresence::Missing(since) => Some(since + SHORT_ABSENCE),
+        UnitPresence::Here | UnitPresence::Unknown | UnitPresence::Lost => None,
     }
 }
 
-fn refusal(resource: &Resource, demand: &Demand, available: u32, had: &[Box<str>]) -> Refusal {
+fn refusal(
+    resource: &DeviceResource,
+    demand: &ResourceDemand,
+    available: u32,
+    had: &[Box<str>],
+) -> DeviceRefusal {
     let name = || demand.resource.as_str().into();
     if had.iter().any(|id| !resource.has(id)) {
-        return Refusal::NoLongerHealthy(name());
+        return DeviceRefusal::NoLongerHealthy(name());
     }
     if resource.here().next().is_none() {
-        return Refusal::NoneHealthy(name());
+        return DeviceRefusal::NoneHealthy(name());
     }
-    Refusal::TooFew {
+    DeviceRefusal::TooFew {
         resource: name(),
         requested: demand.count,
         available,
@@ -834,14 +868,14 @@ fn refusal(resource: &Resource, demand: &Demand, available: u32, had: &[Box<str>
 
 /// Number of times that a pod holds a unit. Plain init containers run one after the other, beside the sidecars that
 /// began before them, and before all other containers.
-fn uses(held: &[Held], resource: &str, id: &str) -> u32 {
+fn uses(held: &[HeldUnits], resource: &str, id: &str) -> u32 {
     let (init, others) = parts(held, resource, id);
     init.max(others)
 }
 
 /// Number of times that a pod holds a unit while its plain init containers run, and after them. `held` is in the order
 /// in which the containers start.
-fn parts(held: &[Held], resource: &str, id: &str) -> (u32, u32) {
+fn parts(held: &[HeldUnits], resource: &str, id: &str) -> (u32, u32) {
     let (mut init, mut others) = (0, 0_u32);
     for held in held.iter().filter(|h| *h.resource == *resource) {
         let times = held.ids.iter().filter(|i| ***i == *id).count();
@@ -867,8 +901,8 @@ mod tests {
 
     const R: &str = "picolet/serial";
 
-    fn found(id: &str, mark: u64) -> Found {
-        Found {
+    fn found(id: &str, mark: u64) -> FoundUnit {
+        FoundUnit {
             id: id.into(),
             nodes: format!("/dev/{id}").into(),
             mark,
@@ -876,23 +910,23 @@ mod tests {
         }
     }
 
-    fn tty(id: &str, minor: u32) -> Found {
-        Found {
+    fn tty(id: &str, minor: u32) -> FoundUnit {
+        FoundUnit {
             numbers: vec![(false, 188, minor)],
             ..found(id, u64::from(minor))
         }
     }
 
-    fn table(shares: u32, ids: &[&str]) -> Table {
-        let mut table = Table::default();
+    fn table(shares: u32, ids: &[&str]) -> DeviceTable {
+        let mut table = DeviceTable::default();
         table.declare(R, shares);
-        let changes = table.report(R, ids.iter().map(|id| found(id, 1)).collect(), Mono(0));
+        let changes = table.report(R, ids.iter().map(|id| found(id, 1)).collect(), MonoTime(0));
         assert!(changes.is_empty());
         table
     }
 
-    fn asks(container: &str, count: u32) -> Demand {
-        Demand {
+    fn asks(container: &str, count: u32) -> ResourceDemand {
+        ResourceDemand {
             container: container.into(),
             resource: R.into(),
             count,
@@ -904,7 +938,7 @@ mod tests {
         PodUid::from(name)
     }
 
-    fn ids(table: &Table, name: &str) -> String {
+    fn ids(table: &DeviceTable, name: &str) -> String {
         let held = table.held_by(&pod(name));
         let all = held.into_iter().flat_map(|h| h.iter());
         let all: Vec<String> = all
@@ -961,7 +995,7 @@ mod tests {
         assert!(shared.check(&pod("t"), &[asks("c", 1)]).is_err());
         assert_eq!(
             shared.amounts(),
-            [Amount {
+            [ResourceUnits {
                 resource: R.into(),
                 capacity: 4,
                 allocatable: 4
@@ -1041,7 +1075,7 @@ mod tests {
             let refused = table.check(&pod("q"), &[asks(container, 4_000_000_000)]);
             assert_eq!(
                 refused.expect_err("too many"),
-                Refusal::TooFew {
+                DeviceRefusal::TooFew {
                     resource: R.into(),
                     requested: 4_000_000_000,
                     available: 2045
@@ -1062,15 +1096,15 @@ mod tests {
         const OTHER: &str = "picolet/other";
         let mut table = table(1, &[]);
         table.declare(OTHER, 1);
-        table.report(R, vec![tty("a", 0), tty("b", 1)], Mono(0));
+        table.report(R, vec![tty("a", 0), tty("b", 1)], MonoTime(0));
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
-        table.report(R, vec![tty("b", 0), tty("d", 2)], Mono(1));
-        table.report(OTHER, vec![tty("x", 0)], Mono(1));
+        table.report(R, vec![tty("b", 0), tty("d", 2)], MonoTime(1));
+        table.report(OTHER, vec![tty("x", 0)], MonoTime(1));
         let mut other = asks("c", 1);
         other.resource = OTHER.into();
         for lost in [false, true] {
             if lost {
-                table.handle_timeout(Mono(10_000));
+                table.handle_timeout(MonoTime(10_000));
             }
             let refused = table.check(&pod("q"), &[asks("c", 2)]).expect_err("one");
             assert_eq!(
@@ -1091,7 +1125,11 @@ mod tests {
         after.allocate(&pod("r"), &[asks("c", 1)]).expect("b");
         assert_eq!(ids(&after, "r"), "c=b");
         // Or the held unit is back, with another number.
-        table.report(R, vec![tty("a", 3), tty("b", 0), tty("d", 2)], Mono(11_000));
+        table.report(
+            R,
+            vec![tty("a", 3), tty("b", 0), tty("d", 2)],
+            MonoTime(11_000),
+        );
         table.allocate(&pod("r"), &[asks("c", 1)]).expect("b");
         assert_eq!(ids(&table, "r"), "c=b");
     }
@@ -1100,7 +1138,7 @@ mod tests {
     fn two_resources_have_one_node() {
         // DEV-30
         const OTHER: &str = "picolet/other";
-        let of = |resource: &str| Demand {
+        let of = |resource: &str| ResourceDemand {
             resource: resource.into(),
             ..asks("c", 1)
         };
@@ -1108,8 +1146,8 @@ mod tests {
         {
             let mut table = table(shares, &[]);
             table.declare(OTHER, others);
-            table.report(R, vec![tty("a", 0)], Mono(0));
-            table.report(OTHER, vec![tty("x", 0), tty("y", 1)], Mono(0));
+            table.report(R, vec![tty("a", 0)], MonoTime(0));
+            table.report(OTHER, vec![tty("x", 0), tty("y", 1)], MonoTime(0));
             table.allocate(&pod("p"), &[of(R)]).expect("a");
             table.allocate(&pod("q"), &[of(OTHER)]).expect("y at least");
             let expected = if is_free { "c=x" } else { "c=y" };
@@ -1143,11 +1181,11 @@ mod tests {
     fn a_twin_is_plugged_in() {
         // DEV-36 DEV-40
         let mut table = table(1, &[]);
-        table.report(R, vec![tty("serial", 0)], Mono(0));
+        table.report(R, vec![tty("serial", 0)], MonoTime(0));
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("it");
         // A twin was plugged in: ids are made of ports now.
         let two = vec![tty("port1", 0), tty("port2", 1)];
-        table.report(R, two, Mono(1));
+        table.report(R, two, MonoTime(1));
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("twin");
         assert_eq!(ids(&table, "q"), "c=port2");
         assert!(table.check(&pod("r"), &[asks("c", 1)]).is_err());
@@ -1176,9 +1214,9 @@ mod tests {
         // DEV-39 DEV-40
         let mut table = table(1, &["a", "b"]);
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
-        let at = |s: u64| Mono(s * 1000);
+        let at = |s: u64| MonoTime(s * 1000);
         assert_eq!(table.report(R, vec![], at(10)), []);
-        let amounts = |table: &Table| {
+        let amounts = |table: &DeviceTable| {
             let amount = table.amounts().remove(0);
             (amount.capacity, amount.allocatable)
         };
@@ -1190,7 +1228,7 @@ mod tests {
         assert_eq!(table.next_timeout(), Some(at(15)));
         // A short absence is not reported as a loss; a container that wants a restart at any replug gets it.
         let short = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
-        let back = |moved, told| What::Back { moved, told };
+        let back = |moved, told| UnitChangeKind::Back { moved, told };
         let whats: Vec<_> = short.iter().map(|c| (&*c.id, c.what)).collect();
         assert_eq!(whats, [("a", back(false, false))], "the one that is held");
         assert_eq!(table.next_timeout(), None);
@@ -1207,11 +1245,14 @@ mod tests {
         let [lost] = &*lost else {
             panic!("the one that is held: {lost:?}");
         };
-        let holder = Holder {
+        let holder = UnitHolder {
             pod: pod("p"),
             container: "c".into(),
         };
-        assert_eq!((lost.what, &lost.holders), (What::Lost, &vec![holder]));
+        assert_eq!(
+            (lost.what, &lost.holders),
+            (UnitChangeKind::Lost, &vec![holder])
+        );
         assert_eq!(amounts(&table), (1, 0), "what nobody holds is forgotten");
         assert_eq!(ids(&table, "p"), "c=a", "the allocation is kept");
         let refused = table.check(&pod("p"), &[asks("c", 1)]).expect_err("gone");
@@ -1239,7 +1280,7 @@ mod tests {
         // DEV-12
         let mut table = table(1, &["a"]);
         let held = |ids: &[&str]| {
-            vec![Held {
+            vec![HeldUnits {
                 container: "c".into(),
                 resource: R.into(),
                 ids: ids.iter().map(|id| (*id).into()).collect(),
@@ -1259,31 +1300,31 @@ mod tests {
             .map(|s| (&*s.id, s.healthy, s.holders.len()))
             .collect();
         assert_eq!(shown, [("a", true, 1), ("b", false, 1)]);
-        let back = table.report(R, vec![found("a", 1), found("b", 1)], Mono(1));
+        let back = table.report(R, vec![found("a", 1), found("b", 1)], MonoTime(1));
         assert_eq!(back.len(), 1);
         // A pod without a running container takes another unit if its own is gone.
-        table.report(R, vec![found("c", 1)], Mono(2));
+        table.report(R, vec![found("c", 1)], MonoTime(2));
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("another");
         assert_eq!(ids(&table, "q"), "c=c");
     }
 
-    fn listed(ids: &[(&str, bool)]) -> Vec<Listed> {
+    fn listed(ids: &[(&str, bool)]) -> Vec<ListedUnit> {
         let all = ids.iter();
-        all.map(|(id, healthy)| Listed {
+        all.map(|(id, healthy)| ListedUnit {
             id: (*id).into(),
             healthy: *healthy,
         })
         .collect()
     }
 
-    fn of_plugin(ids: &[(&str, bool)], prefers: bool) -> Table {
-        let mut table = Table::default();
+    fn of_plugin(ids: &[(&str, bool)], prefers: bool) -> DeviceTable {
+        let mut table = DeviceTable::default();
         table.register(R, prefers);
         assert_eq!(table.list(R, listed(ids)), []);
         table
     }
 
-    fn amounts(table: &Table) -> (u32, u32) {
+    fn amounts(table: &DeviceTable) -> (u32, u32) {
         let amount = table.amounts().remove(0);
         (amount.capacity, amount.allocatable)
     }
@@ -1304,7 +1345,7 @@ mod tests {
         assert!(refused.to_string().ends_with("Available: 0"));
         // A list replaces the one before. A held unit that is not listed is lost, and no part of the node any more.
         let changes = table.list(R, listed(&[("a", false), ("b", true)]));
-        let lost = |c: &&Change| c.what == What::Lost;
+        let lost = |c: &&UnitChange| c.what == UnitChangeKind::Lost;
         assert_eq!(changes.iter().filter(lost).count(), 2, "{changes:?}");
         assert_eq!(amounts(&table), (2, 1));
         assert_eq!(ids(&table, "p"), "c=a+c", "the allocation is kept");
@@ -1312,7 +1353,7 @@ mod tests {
         let [back] = &*changes else {
             panic!("one that is held: {changes:?}");
         };
-        let what = What::Back {
+        let what = UnitChangeKind::Back {
             moved: false,
             told: true,
         };
@@ -1332,7 +1373,7 @@ mod tests {
         let mut table = table(1, &["a"]);
         table.register(R, false);
         assert_eq!(table.list(R, listed(&[("x", true)])), []);
-        table.disconnect(R, Mono(0));
+        table.disconnect(R, MonoTime(0));
         table.recall(R);
         assert_eq!(amounts(&table), (1, 1));
         assert!(!table.is_plugins(R));
@@ -1341,13 +1382,13 @@ mod tests {
     #[test]
     fn a_plugin_goes() {
         // DEV-04
-        let at = |s: u64| Mono(s * 1000);
+        let at = |s: u64| MonoTime(s * 1000);
         let mut table = of_plugin(&[("a", true), ("b", true)], false);
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
         table.disconnect(R, at(10));
         assert_eq!(amounts(&table), (2, 0), "at once");
         let refused = table.check(&pod("q"), &[asks("c", 1)]).expect_err("gone");
-        assert_eq!(refused, Refusal::NoneHealthy(R.into()));
+        assert_eq!(refused, DeviceRefusal::NoneHealthy(R.into()));
         // The plugin is back: no change is reported.
         table.register(R, false);
         assert_eq!(amounts(&table), (2, 0), "until it lists");
@@ -1368,26 +1409,30 @@ mod tests {
     #[test]
     fn how_units_are() {
         // DEV-15
-        let health = |table: &Table, id: &str| table.health(R, id, false);
+        let health = |table: &DeviceTable, id: &str| table.health(R, id, false);
         let mut table = of_plugin(&[("a", true), ("b", false)], false);
-        assert_eq!(health(&table, "a"), Health::Healthy);
-        assert_eq!(health(&table, "b"), Health::Unhealthy);
-        assert_eq!(health(&table, "c"), Health::Unhealthy, "it is not listed");
-        assert_eq!(table.health("x.io/y", "a", true), Health::Unhealthy);
+        assert_eq!(health(&table, "a"), UnitHealth::Healthy);
+        assert_eq!(health(&table, "b"), UnitHealth::Unhealthy);
+        assert_eq!(
+            health(&table, "c"),
+            UnitHealth::Unhealthy,
+            "it is not listed"
+        );
+        assert_eq!(table.health("x.io/y", "a", true), UnitHealth::Unhealthy);
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
         assert_eq!(table.in_doubt(R), []);
         // The plugin goes, and comes back.
-        table.disconnect(R, Mono(0));
-        assert_eq!(health(&table, "a"), Health::Unhealthy);
+        table.disconnect(R, MonoTime(0));
+        assert_eq!(health(&table, "a"), UnitHealth::Unhealthy);
         assert_eq!(table.in_doubt(R), [pod("p")]);
         table.register(R, false);
-        assert_eq!(health(&table, "a"), Health::Unsaid);
+        assert_eq!(health(&table, "a"), UnitHealth::Unsaid);
         assert_eq!(table.list(R, listed(&[("a", true)])), []);
-        assert_eq!(health(&table, "a"), Health::Healthy);
+        assert_eq!(health(&table, "a"), UnitHealth::Healthy);
         assert_eq!(table.in_doubt(R), []);
         // Another agent starts, and the plugin has not come yet, or does not come.
-        let mut table = Table::default();
-        let held = Held {
+        let mut table = DeviceTable::default();
+        let held = HeldUnits {
             container: "c".into(),
             resource: R.into(),
             ids: vec!["a".into()],
@@ -1395,17 +1440,17 @@ mod tests {
             plugin: true,
         };
         table.restore(pod("p"), vec![held]);
-        assert_eq!(table.health(R, "a", true), Health::Unsaid);
-        assert_eq!(health(&table, "a"), Health::Unhealthy);
+        assert_eq!(table.health(R, "a", true), UnitHealth::Unsaid);
+        assert_eq!(health(&table, "a"), UnitHealth::Unhealthy);
         // A declared unit: a short absence does not count.
         let mut table = self::table(1, &["a"]);
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
-        table.report(R, vec![], Mono(0));
-        assert_eq!(health(&table, "a"), Health::Healthy);
-        table.handle_timeout(Mono(5000));
-        assert_eq!(health(&table, "a"), Health::Unhealthy);
-        table.report(R, vec![found("a", 1)], Mono(6000));
-        assert_eq!(health(&table, "a"), Health::Healthy);
+        table.report(R, vec![], MonoTime(0));
+        assert_eq!(health(&table, "a"), UnitHealth::Healthy);
+        table.handle_timeout(MonoTime(5000));
+        assert_eq!(health(&table, "a"), UnitHealth::Unhealthy);
+        table.report(R, vec![found("a", 1)], MonoTime(6000));
+        assert_eq!(health(&table, "a"), UnitHealth::Healthy);
     }
 
     #[test]
@@ -1429,11 +1474,11 @@ mod tests {
         table.list(R, listed(&[("a", false), ("b", true), ("c", false)]));
         assert_eq!(
             table.allocate_again(&pod("p"), &demands),
-            Err(Refusal::NoLongerHealthy(R.into()))
+            Err(DeviceRefusal::NoLongerHealthy(R.into()))
         );
         assert_eq!(ids(&table, "p"), "c=b+c");
         // No other unit while the plugin is away, either.
-        table.disconnect(R, Mono(0));
+        table.disconnect(R, MonoTime(0));
         assert!(table.allocate_again(&pod("p"), &demands).is_err());
         assert!(table.can_use(&pod("q")), "it has none");
     }
@@ -1442,16 +1487,16 @@ mod tests {
     fn what_makes_room() {
         // DEV-11
         let mut table = of_plugin(&[("a", true)], false);
-        let spares = |table: &Table| table.can_spare(R);
+        let spares = |table: &DeviceTable| table.can_spare(R);
         assert!(!spares(&table), "its plugin is here");
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
-        table.disconnect(R, Mono(0));
+        table.disconnect(R, MonoTime(0));
         table.release(|_| false);
         assert!(!spares(&table), "the node tells of it");
         table.spare(R);
         assert_eq!(table.amounts().len(), 1);
-        table.handle_timeout(Mono(300_000));
-        let held = Held {
+        table.handle_timeout(MonoTime(300_000));
+        let held = HeldUnits {
             container: "c".into(),
             resource: R.into(),
             ids: vec!["a".into()],
@@ -1463,10 +1508,10 @@ mod tests {
         table.release(|_| false);
         assert!(spares(&table));
         // The resource has no units any more, and is shown all the same.
-        let none = Shown {
+        let none = UnitView {
             resource: R.into(),
             plugin: true,
-            ..Shown::default()
+            ..UnitView::default()
         };
         assert_eq!(table.shown(), [none]);
         table.spare(R);
@@ -1480,9 +1525,9 @@ mod tests {
     #[test]
     fn another_agent_begins_before_the_plugin() {
         // DEV-12 DEV-13
-        let mut table = Table::default();
+        let mut table = DeviceTable::default();
         table.recall("example.com/known");
-        let held = Held {
+        let held = HeldUnits {
             container: "c".into(),
             resource: R.into(),
             ids: vec!["a".into()],
@@ -1496,7 +1541,10 @@ mod tests {
         let mut known = asks("c", 1);
         known.resource = "example.com/known".into();
         let refused = table.check(&pod("q"), &[known]).expect_err("not yet");
-        assert_eq!(refused, Refusal::NoneHealthy("example.com/known".into()));
+        assert_eq!(
+            refused,
+            DeviceRefusal::NoneHealthy("example.com/known".into())
+        );
         table.register(R, false);
         let all = listed(&[("a", true), ("b", true)]);
         assert_eq!(table.list(R, all), [], "it was never lost");
@@ -1516,7 +1564,7 @@ mod tests {
         let texts = |ids: &[&str]| ids.iter().map(|id| (*id).into()).collect::<Vec<Box<str>>>();
         assert_eq!(
             question,
-            Question {
+            PreferenceQuestion {
                 container: "init".into(),
                 resource: R.into(),
                 available: texts(&["a", "b", "c"]),
@@ -1524,7 +1572,7 @@ mod tests {
                 size: 1,
             }
         );
-        let answer = |container: &str, ids: &[&str]| Preferred {
+        let answer = |container: &str, ids: &[&str]| PreferredUnits {
             container: container.into(),
             resource: R.into(),
             ids: texts(ids),
@@ -1552,7 +1600,7 @@ mod tests {
     #[test]
     fn records() {
         // DEV-12
-        let held = Held {
+        let held = HeldUnits {
             container: "c".into(),
             resource: R.into(),
             ids: vec!["a".into()],
@@ -1561,9 +1609,9 @@ mod tests {
         };
         let text = r#"{"container":"c","resource":"picolet/serial","ids":["a"],"plainInit":true}"#;
         assert_eq!(serde_json::to_string(&held).expect("text"), text.to_owned());
-        assert_eq!(serde_json::from_str::<Held>(text).expect("held"), held);
+        assert_eq!(serde_json::from_str::<HeldUnits>(text).expect("held"), held);
         let text = r#"{"container":"c","resource":"picolet/serial","ids":["a"],"plainInit":true,"plugin":true}"#;
-        let of_plugin = Held {
+        let of_plugin = HeldUnits {
             plugin: true,
             ..held
         };

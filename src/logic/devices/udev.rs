@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use super::glob;
 use crate::{
-    api::{device::Facts, strict::WrongValue},
-    fields::{Fields, MAX_TEXT},
+    api::{device::NodeDeviceFacts, strict::WrongValue},
+    fields::{MAX_TEXT, RemainingFields},
 };
 
 /// Attributes, or properties, of one entry.
@@ -20,7 +20,7 @@ const MAX_NAMES: usize = 16;
 
 /// Pattern for a device. All fields must match; an empty field matches any device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Udev {
+pub(super) struct UdevPattern {
     /// Number of this pattern among those of all entries, as [`crate::api::device::Seen::udev`] uses it.
     pub(super) number: u16,
     subsystem: String,
@@ -33,18 +33,18 @@ pub(super) struct Udev {
     tag: String,
 }
 
-impl Udev {
+impl UdevPattern {
     /// Returns true if the pattern may match a device of this subsystem.
     pub(super) fn is_of(&self, subsystem: &str) -> bool {
         self.subsystem.is_empty() || glob::text(&self.subsystem, subsystem)
     }
 
     /// Returns true if the pattern matches the device. Cheap checks come first. The subsystem is checked by
-    /// [`Udev::is_of`].
+    /// [`UdevPattern::is_of`].
     ///
     /// - Source: udev(7): attributes of parents must all be those of one parent. Here the driver may be that of another
     ///   parent, for an adapter's serial number is never beside the driver of its line.
-    pub(super) fn is(&self, device: &dyn Facts) -> bool {
+    pub(super) fn is(&self, device: &dyn NodeDeviceFacts) -> bool {
         let is = |pattern: &str, value: Option<String>| {
             value.is_some_and(|value| glob::text(pattern, &value))
         };
@@ -64,7 +64,7 @@ impl Udev {
             return true;
         }
         let (database, event) = (device.database(), device.event());
-        let known = Known::read(&database, &event);
+        let known = UdevRecord::read(&database, &event);
         let tag = self.tag.as_str();
         let mut properties = self.property.iter();
         (tag.is_empty() || known.tags.iter().any(|known| glob::text(tag, known)))
@@ -73,13 +73,13 @@ impl Udev {
 }
 
 /// Content of udev's database and of the kernel's `uevent` file.
-struct Known<'a> {
+struct UdevRecord<'a> {
     /// Later ones win.
     properties: BTreeMap<&'a str, &'a str>,
     tags: Vec<&'a str>,
 }
 
-impl<'a> Known<'a> {
+impl<'a> UdevRecord<'a> {
     /// - Source: `systemd/src/libsystemd/sd-device`. From version 247 on a file has a line `V:`; `G:` lines are then
     ///   tags that the device ever had, `Q:` lines its present tags.
     fn read(database: &'a str, event: &'a str) -> Self {
@@ -114,9 +114,9 @@ impl<'a> Known<'a> {
 /// Checks a pattern of the configuration.
 ///
 /// - Errors: the first wrong value, with its path.
-pub(super) fn udev(value: &Value, path: &str) -> Result<Udev, WrongValue> {
-    let mut fields = Fields::of(value, path)?;
-    let udev = Udev {
+pub(super) fn udev(value: &Value, path: &str) -> Result<UdevPattern, WrongValue> {
+    let mut fields = RemainingFields::of(value, path)?;
+    let udev = UdevPattern {
         number: 0,
         subsystem: pattern(&mut fields, "subsystem")?,
         driver: pattern(&mut fields, "driver")?,
@@ -125,7 +125,7 @@ pub(super) fn udev(value: &Value, path: &str) -> Result<Udev, WrongValue> {
         tag: pattern(&mut fields, "tag")?,
     };
     fields.end()?;
-    if udev == Udev::default() {
+    if udev == UdevPattern::default() {
         let text = "must have one of subsystem, driver, attr, property and tag";
         return Err(WrongValue::new(path, text));
     }
@@ -138,7 +138,7 @@ fn is_attribute(name: &str) -> bool {
     parts.all(|part| !super::declared::is_no_name(part))
 }
 
-fn pattern(fields: &mut Fields<'_>, name: &str) -> Result<String, WrongValue> {
+fn pattern(fields: &mut RemainingFields<'_>, name: &str) -> Result<String, WrongValue> {
     let text = fields.text(name)?;
     match glob::problem_of_part(&text) {
         Some(why) => Err(fields.wrong(name, why)),
@@ -147,7 +147,7 @@ fn pattern(fields: &mut Fields<'_>, name: &str) -> Result<String, WrongValue> {
 }
 
 fn patterns(
-    fields: &mut Fields<'_>,
+    fields: &mut RemainingFields<'_>,
     name: &str,
     is_name: fn(&str) -> bool,
 ) -> Result<BTreeMap<String, String>, WrongValue> {
@@ -194,7 +194,7 @@ mod tests {
         database: &'static str,
     }
 
-    impl Facts for Line {
+    impl NodeDeviceFacts for Line {
         fn levels(&self) -> usize {
             5
         }

@@ -6,20 +6,20 @@ use alloc::{
 };
 
 use super::{
-    Declared, Entry, MAX_UNITS, OnReplug,
+    DeclaredDevices, DeviceEntry, MAX_UNITS, ReplugPolicy,
     cdi::winner,
-    declared::{Match, What, is_cdi},
+    declared::{DevicePattern, EntryAlternative, is_cdi},
     glob,
-    table::Found,
+    table::FoundUnit,
 };
 use crate::{
     api::{
         PodError,
-        cri::{Device, Mount},
-        device::{LiveRecord, Node, Number, Seen},
-        order::Order as _,
+        cri::{ContainerDeviceNode, ContainerMount},
+        device::{DeviceNumber, HostDeviceNode, LiveDeviceRecord, MachineDevices},
+        order::OrderExt as _,
     },
-    extended_resources::Held,
+    extended_resources::HeldUnits,
     fnv::fnv1a,
 };
 
@@ -27,26 +27,26 @@ use crate::{
 const USB_NODES: &str = "/dev/bus/usb/";
 
 /// Unit of an entry that is here.
-struct Unit<'a> {
+struct MachineUnit<'a> {
     id: String,
-    parts: Vec<Part<'a>>,
+    parts: Vec<UnitPart<'a>>,
 }
 
-impl<'a> Unit<'a> {
-    fn nodes(&self) -> impl Iterator<Item = &'a Node> {
+impl<'a> MachineUnit<'a> {
+    fn nodes(&self) -> impl Iterator<Item = &'a HostDeviceNode> {
         nodes_of(&self.parts)
     }
 }
 
 /// Part of a unit: a node or a CDI device.
 #[derive(Clone, Copy)]
-enum Part<'a> {
-    Node(&'a Node),
+enum UnitPart<'a> {
+    Node(&'a HostDeviceNode),
     /// A CDI device, by its qualified name. Its file says what is given for it.
     Cdi(&'a str),
 }
 
-impl<'a> Part<'a> {
+impl<'a> UnitPart<'a> {
     const fn name(&self) -> &'a str {
         match self {
             Self::Node(node) => node.name.as_str(),
@@ -55,7 +55,7 @@ impl<'a> Part<'a> {
     }
 
     /// Key that identifies the part. Another name of the same node has the same key.
-    fn key(&self) -> (Option<Number>, &'a str) {
+    fn key(&self) -> (Option<DeviceNumber>, &'a str) {
         match self {
             Self::Node(node) => (Some(number(node)), ""),
             Self::Cdi(name) => (None, name),
@@ -63,17 +63,17 @@ impl<'a> Part<'a> {
     }
 }
 
-fn nodes_of<'a>(parts: &[Part<'a>]) -> impl Iterator<Item = &'a Node> {
+fn nodes_of<'a>(parts: &[UnitPart<'a>]) -> impl Iterator<Item = &'a HostDeviceNode> {
     parts.iter().filter_map(|part| match part {
-        Part::Node(node) => Some(*node),
-        Part::Cdi(_) => None,
+        UnitPart::Node(node) => Some(*node),
+        UnitPart::Cdi(_) => None,
     })
 }
 
 /// Finds the units of each entry that are here, in the order of the entries. All entries together have at most
 /// [`MAX_UNITS`]; the first ones win.
 #[must_use]
-pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
+pub fn units(declared: &DeclaredDevices, seen: &MachineDevices) -> Vec<Vec<FoundUnit>> {
     let mut room = MAX_UNITS;
     let all = declared.entries.iter();
     all.map(|entry| {
@@ -82,7 +82,7 @@ pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
         room -= found.len();
         let found = found.iter();
         found
-            .map(|unit| Found {
+            .map(|unit| FoundUnit {
                 id: unit.id.as_str().into(),
                 nodes: names(&unit.parts).join(",").into(),
                 mark: mark(&unit.parts),
@@ -95,24 +95,24 @@ pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
 
 /// Devices that a container gets for the units it holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Given {
+pub struct GivenDevices {
     /// Nodes, in the order of the resources' names.
-    pub nodes: Vec<Device>,
+    pub nodes: Vec<ContainerDeviceNode>,
     /// Environment variables that name the nodes.
     pub env: Vec<(String, String)>,
     /// Mounts.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<ContainerMount>,
     /// Annotations, for the runtime.
     pub annotations: Vec<(String, String)>,
     /// Names of CDI devices.
     pub cdi_devices: Vec<String>,
     /// Nodes that come and go while the container runs.
-    pub live: Vec<Live>,
+    pub live: Vec<LiveUnits>,
 }
 
 /// Units of one resource whose nodes come and go while the container runs (DEV-44).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Live {
+pub struct LiveUnits {
     /// Resource.
     pub resource: Box<str>,
     /// Ids of the units that the container holds.
@@ -124,7 +124,7 @@ pub struct Live {
     /// Group of the nodes; `None`: that of the process.
     pub gid: Option<u32>,
     /// Nodes of now; their paths are relative to `container_path`.
-    pub nodes: Vec<Device>,
+    pub nodes: Vec<ContainerDeviceNode>,
 }
 
 /// Computes what `container` gets for the units that its pod holds, as they are seen now (DEV-41). The numbers of the
@@ -132,15 +132,15 @@ pub struct Live {
 ///
 /// - Errors: a unit is not here, or its resource is no longer declared.
 pub fn given(
-    declared: &Declared,
-    seen: &Seen,
-    held: &[Held],
+    declared: &DeclaredDevices,
+    seen: &MachineDevices,
+    held: &[HeldUnits],
     container: &str,
-) -> Result<Given, PodError> {
-    let mut given = Given::default();
+) -> Result<GivenDevices, PodError> {
+    let mut given = GivenDevices::default();
     let own = held.iter().filter(|h| *h.container == *container);
     // A plugin's units give what its answer says.
-    let mut own: Vec<&Held> = own.filter(|h| !h.plugin).collect();
+    let mut own: Vec<&HeldUnits> = own.filter(|h| !h.plugin).collect();
     own.order_by(|a, b| a.resource.cmp(&b.resource));
     for held in own {
         let resource = &held.resource;
@@ -164,7 +164,7 @@ pub fn given(
                     "{first} and {second} have one name in the directory of {resource}"
                 )));
             }
-            given.live.push(Live {
+            given.live.push(LiveUnits {
                 resource: resource.clone(),
                 ids: ids.into_iter().map(Into::into).collect(),
                 container_path: entry.container_path.clone(),
@@ -178,8 +178,8 @@ pub fn given(
         for id in ids {
             for part in &here(&found, id, resource)?.parts {
                 let node = match part {
-                    Part::Node(node) => node,
-                    Part::Cdi(name) => {
+                    UnitPart::Node(node) => node,
+                    UnitPart::Cdi(name) => {
                         given.cdi_devices.push((*name).to_owned());
                         continue;
                     }
@@ -206,24 +206,28 @@ pub fn given(
 
 /// Nodes that a running container has now, of the units that it holds (DEV-44).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LiveNow {
+pub struct ContainerLiveNodes {
     /// Nodes that the container can use; units that are away have none.
-    pub nodes: Vec<Device>,
+    pub nodes: Vec<ContainerDeviceNode>,
     /// Set if the container must be restarted: there are other nodes, which it can use only then.
     pub restart: bool,
 }
 
 /// Computes the nodes that a running container has now. `None`: the resource has no live entry.
 #[must_use]
-pub fn live_nodes(declared: &Declared, seen: &Seen, kept: &LiveRecord) -> Option<LiveNow> {
+pub fn live_nodes(
+    declared: &DeclaredDevices,
+    seen: &MachineDevices,
+    kept: &LiveDeviceRecord,
+) -> Option<ContainerLiveNodes> {
     let entry = declared.live(&kept.resource)?;
     let (all, _) = within(entry, &find(entry, seen), &kept.ids);
     let all = all.into_iter();
-    let is_usable = |node: &Device| kept.majors.contains(&(node.block, node.major));
+    let is_usable = |node: &ContainerDeviceNode| kept.majors.contains(&(node.block, node.major));
     let (nodes, others): (Vec<_>, Vec<_>) = all.partition(is_usable);
-    Some(LiveNow {
+    Some(ContainerLiveNodes {
         nodes,
-        restart: !others.is_empty() && entry.on_replug != OnReplug::Leave,
+        restart: !others.is_empty() && entry.on_replug != ReplugPolicy::Leave,
     })
 }
 
@@ -232,15 +236,15 @@ pub fn live_nodes(declared: &Declared, seen: &Seen, kept: &LiveRecord) -> Option
 ///
 /// - Errors: two nodes have one path; their paths on the machine.
 fn within(
-    entry: &Entry,
-    found: &[Unit<'_>],
+    entry: &DeviceEntry,
+    found: &[MachineUnit<'_>],
     ids: &[Box<str>],
-) -> (Vec<Device>, Option<[String; 2]>) {
+) -> (Vec<ContainerDeviceNode>, Option<[String; 2]>) {
     let held = found
         .iter()
         .filter(|unit| ids.iter().any(|id| **id == *unit.id));
-    let (mut nodes, mut clash) = (Vec::<Device>::new(), None);
-    for node in held.flat_map(Unit::nodes) {
+    let (mut nodes, mut clash) = (Vec::<ContainerDeviceNode>::new(), None);
+    for node in held.flat_map(MachineUnit::nodes) {
         let on_usb = node.name.strip_prefix(USB_NODES);
         let path = on_usb.or_else(|| node.name.rsplit('/').next());
         let path = path.unwrap_or("");
@@ -252,13 +256,21 @@ fn within(
     (nodes, clash)
 }
 
-fn here<'a, 'b>(found: &'b [Unit<'a>], id: &str, resource: &str) -> Result<&'b Unit<'a>, PodError> {
+fn here<'a, 'b>(
+    found: &'b [MachineUnit<'a>],
+    id: &str,
+    resource: &str,
+) -> Result<&'b MachineUnit<'a>, PodError> {
     let unit = found.iter().find(|unit| unit.id == id);
     unit.ok_or_else(|| PodError::Node(format!("device {id} of {resource} is not here")))
 }
 
-fn device(entry: &Entry, node: &Node, container_path: String) -> Device {
-    Device {
+fn device(
+    entry: &DeviceEntry,
+    node: &HostDeviceNode,
+    container_path: String,
+) -> ContainerDeviceNode {
+    ContainerDeviceNode {
         container_path,
         host_path: node.path.clone(),
         permissions: entry.permissions.clone(),
@@ -270,19 +282,19 @@ fn device(entry: &Entry, node: &Node, container_path: String) -> Device {
     }
 }
 
-fn names<'a>(parts: &[Part<'a>]) -> Vec<&'a str> {
-    parts.iter().map(Part::name).collect()
+fn names<'a>(parts: &[UnitPart<'a>]) -> Vec<&'a str> {
+    parts.iter().map(UnitPart::name).collect()
 }
 
-fn number(node: &Node) -> Number {
+fn number(node: &HostDeviceNode) -> DeviceNumber {
     (node.block, node.major, node.minor)
 }
 
 /// Hash of the nodes. If it changes, whoever has opened the nodes cannot go on with them. The name does not count: udev
 /// may make a link to the node a moment later.
-fn mark(parts: &[Part<'_>]) -> u64 {
-    let text = |node: &Node| {
-        let Node {
+fn mark(parts: &[UnitPart<'_>]) -> u64 {
+    let text = |node: &HostDeviceNode| {
+        let HostDeviceNode {
             path,
             block,
             major,
@@ -297,30 +309,30 @@ fn mark(parts: &[Part<'_>]) -> u64 {
 /// Finds the units of an entry, in the order of its alternatives and of the names of their nodes. A node that one
 /// alternative has found is not given again by a later one: the first alternative defines the unit, even if a later one
 /// has more nodes of it.
-fn find<'a>(entry: &Entry, seen: &'a Seen) -> Vec<Unit<'a>> {
-    let mut sets: Vec<Vec<Part<'a>>> = Vec::new();
+fn find<'a>(entry: &DeviceEntry, seen: &'a MachineDevices) -> Vec<MachineUnit<'a>> {
+    let mut sets: Vec<Vec<UnitPart<'a>>> = Vec::new();
     let mut taken = BTreeSet::new();
     for alternative in &entry.matches {
         let first = sets.len();
         let mut known = BTreeSet::new();
         let all = matched(alternative, seen).into_iter();
         sets.extend(all.filter(|parts| {
-            let keys: Vec<_> = parts.iter().map(Part::key).collect();
+            let keys: Vec<_> = parts.iter().map(UnitPart::key).collect();
             // A node may have two names of one pattern. Members of a group may be in several units of it.
             let is_new = !keys.iter().any(|key| taken.contains(key));
             is_new && !keys.is_empty() && known.insert(keys)
         }));
-        taken.extend(sets[first..].iter().flatten().map(Part::key));
+        taken.extend(sets[first..].iter().flatten().map(UnitPart::key));
     }
     sets.truncate(MAX_UNITS);
     with_ids(sets, entry.changes_product())
 }
 
 /// Finds the units of one alternative: the parts of each.
-fn matched<'a>(alternative: &Match, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
+fn matched<'a>(alternative: &EntryAlternative, seen: &'a MachineDevices) -> Vec<Vec<UnitPart<'a>>> {
     let members = match alternative {
-        Match::Each(what) => return found(what, seen),
-        Match::Group(members) => members,
+        EntryAlternative::Each(what) => return found(what, seen),
+        EntryAlternative::Group(members) => members,
     };
     let matches: Vec<_> = members.iter().map(|m| found(&m.what, seen)).collect();
     let most = |at: usize| {
@@ -339,24 +351,24 @@ fn matched<'a>(alternative: &Match, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
 }
 
 /// Finds the devices of one pattern. Each item is given as a whole.
-fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
-    let alone = |node| Vec::from([Part::Node(node)]);
+fn found<'a>(what: &DevicePattern, seen: &'a MachineDevices) -> Vec<Vec<UnitPart<'a>>> {
+    let alone = |node| Vec::from([UnitPart::Node(node)]);
     match what {
-        What::Path(pattern) => {
+        DevicePattern::Path(pattern) => {
             let all = seen.nodes.iter();
             let found = all.filter(|node| glob::matches(pattern, &node.name));
             found.map(alone).collect()
         }
-        What::Usb(usb) => {
+        DevicePattern::Usb(usb) => {
             let mut sets = Vec::new();
             for device in seen.usb.iter().filter(|d| usb.is_at(&d.place)) {
                 // Nodes of one interface belong together: a camera has two nodes there, an adapter of four lines four
                 // interfaces.
-                let mut interfaces: Vec<(&str, Vec<Part<'_>>)> = Vec::new();
+                let mut interfaces: Vec<(&str, Vec<UnitPart<'_>>)> = Vec::new();
                 for (_, node) in device.nodes.iter().filter(|(s, _)| *s == usb.nodes) {
                     let interface = node.usb.as_ref().map_or("", |place| &place.interface);
                     match interfaces.iter_mut().find(|(known, _)| *known == interface) {
-                        Some((_, parts)) => parts.push(Part::Node(node)),
+                        Some((_, parts)) => parts.push(UnitPart::Node(node)),
                         None => interfaces.push((interface, alone(node))),
                     }
                 }
@@ -364,19 +376,19 @@ fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
             }
             sets
         }
-        What::Udev(udev) => {
+        DevicePattern::Udev(udev) => {
             let all = seen.udev.iter();
             let found = all.filter(|(number, _)| *number == udev.number);
             found.map(|(_, node)| alone(node)).collect()
         }
-        What::Cdi(meant) => {
+        DevicePattern::Cdi(meant) => {
             let of_name = seen.cdi.chunk_by(|(a, _), (b, _)| a == b);
             let found = of_name.filter_map(|all| {
                 let (name, _) = all.first().filter(|(name, _)| is_cdi(meant, name))?;
                 let dirs: Vec<usize> = all.iter().map(|(_, dir)| *dir).collect();
                 // An ambiguous CDI device would let the container fail.
                 winner(&dirs)?;
-                Some(Vec::from([Part::Cdi(name)]))
+                Some(Vec::from([UnitPart::Cdi(name)]))
             });
             found.collect()
         }
@@ -385,8 +397,8 @@ fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
 
 /// Gives each unit its id: by the serial numbers of its devices, by their ports where that is not enough, and at last by its
 /// place among those that differ in nothing (DEV-36). `by_port`: a serial number would not last.
-fn with_ids(sets: Vec<Vec<Part<'_>>>, by_port: bool) -> Vec<Unit<'_>> {
-    let text = |parts: &[Part<'_>], by_port: bool| -> String {
+fn with_ids(sets: Vec<Vec<UnitPart<'_>>>, by_port: bool) -> Vec<MachineUnit<'_>> {
+    let text = |parts: &[UnitPart<'_>], by_port: bool| -> String {
         let all = parts.iter();
         all.map(|part| lasting(part, by_port)).collect()
     };
@@ -405,7 +417,7 @@ fn with_ids(sets: Vec<Vec<Part<'_>>>, by_port: bool) -> Vec<Unit<'_>> {
     }
     sets.into_iter()
         .zip(texts)
-        .map(|(parts, (text, same))| Unit {
+        .map(|(parts, (text, same))| MachineUnit {
             id: id(&text, same),
             parts,
         })
@@ -421,10 +433,10 @@ fn id(text: &str, same: usize) -> String {
 }
 
 /// Text of a part that stays the same over a reboot and after unplugging.
-fn lasting(part: &Part<'_>, by_port: bool) -> String {
+fn lasting(part: &UnitPart<'_>, by_port: bool) -> String {
     let node = match part {
-        Part::Node(node) => node,
-        Part::Cdi(name) => return format!("cdi {name}\n"),
+        UnitPart::Node(node) => node,
+        UnitPart::Cdi(name) => return format!("cdi {name}\n"),
     };
     match &node.usb {
         Some(place) if !by_port && !place.serial.is_empty() => {
@@ -449,11 +461,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        api::device::{Place, Usb},
+        api::device::{UsbDevice, UsbPlace},
         devices::declared,
     };
 
-    fn one(value: &Value) -> Declared {
+    fn one(value: &Value) -> DeclaredDevices {
         let mut entry = json!({"resource": "x"});
         for (name, field) in value.as_object().expect("fields") {
             entry[name] = field.clone();
@@ -461,57 +473,57 @@ mod tests {
         declared(&json!([entry])).expect("right")
     }
 
-    fn node(name: &str, minor: u32) -> Node {
-        Node {
+    fn node(name: &str, minor: u32) -> HostDeviceNode {
+        HostDeviceNode {
             name: name.into(),
             path: name.into(),
             major: 188,
             minor,
-            ..Node::default()
+            ..HostDeviceNode::default()
         }
     }
 
-    fn seen(nodes: Vec<Node>) -> Seen {
-        Seen {
+    fn seen(nodes: Vec<HostDeviceNode>) -> MachineDevices {
+        MachineDevices {
             nodes,
-            ..Seen::default()
+            ..MachineDevices::default()
         }
     }
 
-    fn stick(port: &str, serial: &str, tty: u32) -> Usb {
-        let place = Place {
+    fn stick(port: &str, serial: &str, tty: u32) -> UsbDevice {
+        let place = UsbPlace {
             port: port.into(),
             product: (0x403, 0x6001),
             serial: serial.into(),
-            ..Place::default()
+            ..UsbPlace::default()
         };
-        let line = Node {
-            usb: Some(Place {
+        let line = HostDeviceNode {
+            usb: Some(UsbPlace {
                 interface: "1.0".into(),
                 ..place.clone()
             }),
             sysfs: format!("/devices/{port}/ttyUSB{tty}"),
             ..node(&format!("/dev/ttyUSB{tty}"), tty)
         };
-        Usb {
+        UsbDevice {
             nodes: vec![("tty".into(), line)],
             place,
         }
     }
 
-    fn usb(sticks: Vec<Usb>) -> Seen {
-        Seen {
+    fn usb(sticks: Vec<UsbDevice>) -> MachineDevices {
+        MachineDevices {
             usb: sticks,
-            ..Seen::default()
+            ..MachineDevices::default()
         }
     }
 
-    fn shown(declared: &Declared, seen: &Seen) -> Vec<String> {
+    fn shown(declared: &DeclaredDevices, seen: &MachineDevices) -> Vec<String> {
         let all = units(declared, seen).remove(0);
         all.iter().map(|unit| unit.nodes.to_string()).collect()
     }
 
-    fn ids(declared: &Declared, seen: &Seen) -> Vec<String> {
+    fn ids(declared: &DeclaredDevices, seen: &MachineDevices) -> Vec<String> {
         let all = units(declared, seen).remove(0);
         all.iter().map(|unit| unit.id.to_string()).collect()
     }
@@ -521,7 +533,7 @@ mod tests {
         // DEV-31
         let by_name =
             one(&json!({"match": [{"path": "/dev/serial/by-id/*"}, {"path": "/dev/ttyUSB*"}]}));
-        let link = Node {
+        let link = HostDeviceNode {
             name: "/dev/serial/by-id/b".into(),
             path: "/dev/ttyUSB1".into(),
             ..node("", 1)
@@ -558,13 +570,13 @@ mod tests {
         // DEV-33
         let entry = |what: &str| json!({"resource": what, "match": {"udev": {"subsystem": what}}});
         let all = declared(&json!([entry("a"), entry("b")])).expect("right");
-        let here = Seen {
+        let here = MachineDevices {
             udev: vec![
                 (0, node("/dev/x", 1)),
                 (1, node("/dev/x", 1)),
                 (1, node("/dev/y", 2)),
             ],
-            ..Seen::default()
+            ..MachineDevices::default()
         };
         let found = units(&all, &here);
         let names = |n: usize| found[n].iter().map(|u| &*u.nodes).collect::<Vec<_>>();
@@ -617,7 +629,7 @@ mod tests {
         // A node without USB: its place in sysfs counts.
         let path = one(&json!({"match": {"path": "/dev/*"}}));
         let at = |sysfs: &str, minor| {
-            let node = Node {
+            let node = HostDeviceNode {
                 sysfs: sysfs.into(),
                 ..node("/dev/i2c-1", minor)
             };
@@ -633,30 +645,30 @@ mod tests {
         // DEV-40
         let all =
             one(&json!({"match": [{"path": "/dev/serial/by-id/*"}, {"path": "/dev/ttyUSB*"}]}));
-        let line = Node {
+        let line = HostDeviceNode {
             sysfs: "/devices/1-1/ttyUSB0".into(),
             ..node("/dev/ttyUSB0", 0)
         };
-        let link = Node {
+        let link = HostDeviceNode {
             name: "/dev/serial/by-id/a".into(),
             ..line.clone()
         };
-        let of = |nodes: Vec<Node>| units(&all, &seen(nodes)).remove(0).remove(0);
+        let of = |nodes: Vec<HostDeviceNode>| units(&all, &seen(nodes)).remove(0).remove(0);
         let before = of(vec![line.clone()]);
         let after = of(vec![link, line.clone()]);
         assert_ne!(before.nodes, after.nodes);
         assert_eq!((&before.id, before.mark), (&after.id, after.mark));
         assert_eq!(after.numbers, [(false, 188, 0)]);
         for other in [
-            Node {
+            HostDeviceNode {
                 minor: 1,
                 ..line.clone()
             },
-            Node {
+            HostDeviceNode {
                 block: true,
                 ..line.clone()
             },
-            Node {
+            HostDeviceNode {
                 path: "/dev/ttyUSB1".into(),
                 ..line
             },
@@ -672,7 +684,7 @@ mod tests {
             &json!({"match": {"path": "/dev/serial/by-id/*"}, "live": true,
             "containerPath": "/dev/lines", "env": "LINES", "gid": 7, "count": 2}),
         );
-        let line = |name: &str, major: u32, minor: u32| Node {
+        let line = |name: &str, major: u32, minor: u32| HostDeviceNode {
             major,
             sysfs: format!("/devices/{name}"),
             ..node(&format!("/dev/serial/by-id/{name}"), minor)
@@ -681,7 +693,7 @@ mod tests {
         let found = units(&all, &here).remove(0);
         let ids: Vec<Box<str>> = found.iter().map(|unit| unit.id.clone()).collect();
         let held = |ids: &[Box<str>]| {
-            Vec::from([Held {
+            Vec::from([HeldUnits {
                 container: "c".into(),
                 resource: "picolet/x".into(),
                 ids: ids.into(),
@@ -698,7 +710,7 @@ mod tests {
         let of = (&*live.resource, &live.ids[..], &*live.container_path);
         assert_eq!(of, ("picolet/x", &ids[..1], "/dev/lines"));
         assert_eq!((&*live.permissions, live.gid), ("rw", Some(7)));
-        let names = |nodes: &[Device]| -> Vec<(String, u32)> {
+        let names = |nodes: &[ContainerDeviceNode]| -> Vec<(String, u32)> {
             let all = nodes.iter();
             all.map(|node| (node.container_path.clone(), node.minor))
                 .collect()
@@ -707,12 +719,12 @@ mod tests {
         // A unit must be here at the start, or the container waits.
         let gone = seen(Vec::new());
         super::given(&all, &gone, &held(&ids), "c").expect_err("not here");
-        let now = |all: &Declared, seen: &Seen| {
-            let kept = LiveRecord {
+        let now = |all: &DeclaredDevices, seen: &MachineDevices| {
+            let kept = LiveDeviceRecord {
                 resource: "picolet/x".into(),
                 ids: ids[..1].to_vec(),
                 majors: vec![(false, 188)],
-                ..LiveRecord::default()
+                ..LiveDeviceRecord::default()
             };
             let now = live_nodes(all, seen, &kept)?;
             Some((names(&now.nodes), now.restart))
@@ -724,13 +736,13 @@ mod tests {
         // The container's rules do not cover the node's new major.
         let other = seen(vec![line("a", 166, 0)]);
         assert_eq!(now(&all, &other), Some((vec![], true)));
-        let block = Node {
+        let block = HostDeviceNode {
             block: true,
             ..line("a", 188, 0)
         };
         assert_eq!(now(&all, &seen(vec![block])), Some((vec![], true)));
         let mut left = all.clone();
-        left.entries[0].on_replug = OnReplug::Leave;
+        left.entries[0].on_replug = ReplugPolicy::Leave;
         assert_eq!(now(&left, &other), Some((vec![], false)));
         assert_eq!(
             now(&one(&json!({"match": {"path": "/dev/x"}})), &back),
@@ -743,41 +755,41 @@ mod tests {
         // DEV-45
         let all = declared(&json!([{"preset": "coral"}])).expect("right");
         let stick = |port: &str, product, serial: &str, number: u32| {
-            let place = Place {
+            let place = UsbPlace {
                 port: port.into(),
                 product,
                 serial: serial.into(),
-                ..Place::default()
+                ..UsbPlace::default()
             };
             let name = format!("/dev/bus/usb/001/{number:03}");
-            let own = Node {
+            let own = HostDeviceNode {
                 usb: Some(place.clone()),
                 major: 189,
                 ..node(&name, number)
             };
             let nodes = vec![("usb".into(), own)];
-            Usb { place, nodes }
+            UsbDevice { place, nodes }
         };
-        let usb = |sticks: &[Usb]| Seen {
+        let usb = |sticks: &[UsbDevice]| MachineDevices {
             usb: sticks.to_vec(),
-            ..Seen::default()
+            ..MachineDevices::default()
         };
         let (new, used) = ((0x1a6e, 0x089a), (0x18d1, 0x9302));
         let before = usb(&[stick("1-1", new, "", 4), stick("1-2", new, "", 5)]);
         let after = usb(&[stick("1-1", used, "77", 6), stick("1-2", new, "", 5)]);
         let [first, second] = [&before, &after].map(|seen| units(&all, seen).remove(0));
-        let ids = |found: &[Found]| {
+        let ids = |found: &[FoundUnit]| {
             let mut ids: Vec<Box<str>> = found.iter().map(|unit| unit.id.clone()).collect();
             ids.sort();
             ids
         };
         assert_eq!(ids(&first), ids(&second));
         let id = first.iter().find(|unit| unit.nodes.ends_with("004"));
-        let kept = LiveRecord {
+        let kept = LiveDeviceRecord {
             resource: "picolet/coral".into(),
             ids: vec![id.expect("unit").id.clone()],
             majors: vec![(false, 189)],
-            ..LiveRecord::default()
+            ..LiveDeviceRecord::default()
         };
         for (seen, at) in [(&before, "001/004"), (&after, "001/006")] {
             let now = live_nodes(&all, seen, &kept).expect("declared");
@@ -819,10 +831,10 @@ mod tests {
         // A second node of the same interface.
         camera.nodes.push(stick("1-1", "A", 1).nodes.remove(0));
         let nodes = camera.nodes.iter().map(|(_, node)| node.clone());
-        let here = Seen {
+        let here = MachineDevices {
             nodes: nodes.chain([node("/dev/ttyUSB2", 2)]).collect(),
             usb: vec![camera],
-            ..Seen::default()
+            ..MachineDevices::default()
         };
         let path = json!({"path": "/dev/ttyUSB*"});
         let of = |all: Value| shown(&one(&json!({"match": all})), &here);
@@ -847,7 +859,7 @@ mod tests {
         // DEV-46
         let all = one(&json!({"match": {"cdi": "v.com/gpu=*"}}));
         let name = |name: &str, dir| (name.to_owned(), dir);
-        let seen = Seen {
+        let seen = MachineDevices {
             cdi: Vec::from([
                 name("other.com/gpu=0", 0),
                 name("v.com/gpu=0", 0),
@@ -859,12 +871,12 @@ mod tests {
                 name("v.com/gpu=all", 0),
                 name("v.com/npu=0", 0),
             ]),
-            ..Seen::default()
+            ..MachineDevices::default()
         };
         assert_eq!(shown(&all, &seen), ["v.com/gpu=0", "v.com/gpu=1"]);
         let ids = ids(&all, &seen);
         assert_ne!(ids[0], ids[1]);
-        let held = [Held {
+        let held = [HeldUnits {
             container: "c".into(),
             resource: "picolet/x".into(),
             ids: Vec::from([ids[1].as_str().into()]),
@@ -874,14 +886,14 @@ mod tests {
         let given_now = given(&all, &seen, &held, "c").expect("here");
         assert_eq!(given_now.cdi_devices, ["v.com/gpu=1"]);
         assert_eq!((given_now.nodes, given_now.env), Default::default());
-        let gone = given(&all, &Seen::default(), &held, "c");
+        let gone = given(&all, &MachineDevices::default(), &held, "c");
         assert!(gone.is_err_and(|e| e.to_string().contains("is not here")));
         // A CDI device and a node make one unit; neither is given twice.
         let all = one(&json!({"match": [
             {"group": [{"cdi": "v.com/gpu=1"}, {"path": "/dev/ttyUSB*"}]},
             {"cdi": "v.com/gpu=[01]"},
         ]}));
-        let seen = Seen {
+        let seen = MachineDevices {
             nodes: Vec::from([node("/dev/ttyUSB0", 0)]),
             ..seen
         };
@@ -910,7 +922,7 @@ mod tests {
         let entry = json!({"match": {"path": "/dev/by-id/*"}, "containerPath": "/dev/line", "env": "LINE", "gid": 20,
                            "mode": "0660"});
         let all = one(&entry);
-        let link = |name: &str, minor| Node {
+        let link = |name: &str, minor| HostDeviceNode {
             name: format!("/dev/by-id/{name}"),
             ..node(&format!("/dev/ttyUSB{minor}"), minor)
         };
@@ -918,7 +930,7 @@ mod tests {
         let found = ids(&all, &now);
         let held = |ids: &[String]| {
             let ids = ids.iter().map(|id| id.as_str().into()).collect();
-            vec![Held {
+            vec![HeldUnits {
                 container: "c".into(),
                 resource: "picolet/x".into(),
                 ids,
@@ -936,7 +948,10 @@ mod tests {
         );
         assert_eq!((device.gid, device.mode), (Some(20), Some(0o660)));
         assert_eq!(got.env, [("LINE".to_owned(), "/dev/line".to_owned())]);
-        assert_eq!(given(&all, &now, &held(&found), "d"), Ok(Given::default()));
+        assert_eq!(
+            given(&all, &now, &held(&found), "d"),
+            Ok(GivenDevices::default())
+        );
         let both = given(&all, &now, &held(&found), "c").expect("here");
         let paths: Vec<&str> = both.nodes.iter().map(|n| &*n.container_path).collect();
         assert_eq!(paths, ["/dev/line", "/dev/line.1"]);
@@ -949,7 +964,8 @@ mod tests {
         let error = given(&all, &gone, &held(&found[1..]), "c").expect_err("gone");
         let error = error.to_string();
         assert!(error.contains("is not here"), "{error}");
-        let error = given(&Declared::default(), &now, &held(&found), "c").expect_err("unknown");
+        let error =
+            given(&DeclaredDevices::default(), &now, &held(&found), "c").expect_err("unknown");
         let error = error.to_string();
         assert!(error.contains("is no longer in picolet.devices"), "{error}");
     }

@@ -5,8 +5,8 @@ use core::time::Duration;
 
 use serde_json::json;
 
-use super::{Occurrence, Post, event_name, lru::Lru, object};
-use crate::api::{Mono, Wall};
+use super::{EventOccurrence, EventPost, event_name, lru::Lru, object};
+use crate::api::{MonoTime, WallTime};
 use crate::fnv::fnv1a;
 
 /// Number of different messages of one reason and object from which on they are folded into one event.
@@ -26,37 +26,37 @@ pub const MAX_BUCKETS: usize = 160;
 
 /// Messages of one group, as digests.
 #[derive(Clone, Debug)]
-pub(super) struct Similar {
+pub(super) struct SimilarMessages {
     messages: [u32; MAX_MESSAGES],
     count: usize,
-    last: Option<Mono>,
+    last: Option<MonoTime>,
 }
 
 /// An event that has an object in the API.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct PostedEvent {
     count: u32,
-    first: Wall,
+    first: WallTime,
 }
 
 /// Token bucket. Tokens are kept as the time in which they grow.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bucket {
+pub(super) struct TokenBucket {
     tokens_ms: u64,
-    at: Mono,
+    at: MonoTime,
 }
 
 /// Memory of the events that were sent. See the docs of the module.
 #[derive(Clone, Debug)]
-pub struct Correlator {
+pub struct EventCorrelator {
     node: Box<str>,
-    pub(super) similar: Lru<Similar>,
-    pub(super) seen: Lru<Seen>,
-    pub(super) buckets: Lru<Bucket>,
+    pub(super) similar: Lru<SimilarMessages>,
+    pub(super) seen: Lru<PostedEvent>,
+    pub(super) buckets: Lru<TokenBucket>,
     thin: bool,
 }
 
-impl Correlator {
+impl EventCorrelator {
     /// Creates an empty correlator. `node`: host of the events' source.
     #[must_use]
     pub fn new(node: &str) -> Self {
@@ -76,7 +76,7 @@ impl Correlator {
     }
 
     /// Turns an event into a request: a new object, or a higher count of one (EVT-03). `None`: the event is dropped.
-    pub fn correlate(&mut self, occurrence: &Occurrence, now: Mono) -> Option<Post> {
+    pub fn correlate(&mut self, occurrence: &EventOccurrence, now: MonoTime) -> Option<EventPost> {
         if self.thin && !occurrence.warning {
             return None;
         }
@@ -87,10 +87,10 @@ impl Correlator {
         } else {
             (with_message(group, occurrence), occurrence.first)
         };
-        let seen = self.seen.entry(key, || Seen { count: 0, first });
+        let seen = self.seen.entry(key, || PostedEvent { count: 0, first });
         let before = seen.count;
         seen.count = before.saturating_add(occurrence.times.max(1));
-        let Seen { count, first } = *seen;
+        let PostedEvent { count, first } = *seen;
         if !self.may_tell(occurrence, now) {
             return None;
         }
@@ -107,7 +107,7 @@ impl Correlator {
         if folded {
             patch["message"] = json!(message);
         }
-        Some(Post {
+        Some(EventPost {
             namespace: occurrence.subject.event_namespace().into(),
             object: object(occurrence, &name, &message, count, first, &self.node),
             name,
@@ -116,8 +116,8 @@ impl Correlator {
     }
 
     /// Returns true if the event is folded into the one that stands for all similar ones.
-    fn fold(&mut self, group: u64, occurrence: &Occurrence, now: Mono) -> bool {
-        let similar = self.similar.entry(group, || Similar {
+    fn fold(&mut self, group: u64, occurrence: &EventOccurrence, now: MonoTime) -> bool {
+        let similar = self.similar.entry(group, || SimilarMessages {
             messages: [0; MAX_MESSAGES],
             count: 0,
             last: None,
@@ -140,7 +140,7 @@ impl Correlator {
 
     /// Takes a token of the event's object. Returns false if none is left: the event is not sent, though it was
     /// counted.
-    fn may_tell(&mut self, occurrence: &Occurrence, now: Mono) -> bool {
+    fn may_tell(&mut self, occurrence: &EventOccurrence, now: MonoTime) -> bool {
         let refill_ms = u64::try_from(SPAM_REFILL.as_millis()).unwrap_or(u64::MAX);
         let full = refill_ms * u64::from(SPAM_BURST);
         let subject = &occurrence.subject;
@@ -150,7 +150,7 @@ impl Correlator {
             &subject.name,
             &subject.uid,
         ]);
-        let bucket = self.buckets.entry(key, || Bucket {
+        let bucket = self.buckets.entry(key, || TokenBucket {
             tokens_ms: full,
             at: now,
         });
@@ -166,7 +166,7 @@ impl Correlator {
 }
 
 /// Digest that events share which differ at most in message and `fieldPath`.
-fn group(occurrence: &Occurrence) -> u64 {
+fn group(occurrence: &EventOccurrence) -> u64 {
     let subject = &occurrence.subject;
     let kind = if occurrence.warning {
         "Warning"
@@ -183,7 +183,7 @@ fn group(occurrence: &Occurrence) -> u64 {
     ])
 }
 
-fn with_message(group: u64, occurrence: &Occurrence) -> u64 {
+fn with_message(group: u64, occurrence: &EventOccurrence) -> u64 {
     let own = digest(&[&occurrence.subject.field_path, &occurrence.message]);
     fnv1a(group.to_le_bytes().into_iter().chain(own.to_le_bytes()))
 }

@@ -5,13 +5,13 @@ use alloc::vec::Vec;
 /// Entries by digest. Two keys with one digest would share an entry, nothing worse.
 #[derive(Clone, Debug)]
 pub(super) struct Lru<T> {
-    pub(super) entries: Vec<Entry<T>>,
+    pub(super) entries: Vec<LruEntry<T>>,
     capacity: usize,
     clock: u64,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Entry<T> {
+pub(super) struct LruEntry<T> {
     key: u64,
     used: u64,
     value: T,
@@ -31,7 +31,7 @@ impl<T> Lru<T> {
         self.clock += 1;
         let known = self.entries.iter().position(|e| e.key == key);
         let index = known.unwrap_or_else(|| {
-            let entry = Entry {
+            let entry = LruEntry {
                 key,
                 used: 0,
                 value: make(),

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! This module has no queue: events wait in the recorder's ring, which local commands show. Each entry there knows how
-//! many of its repeats were handed over. [`Sender::poll`] takes the next entry with new repeats, all of them at once:
+//! many of its repeats were handed over. [`EventPoster::poll`] takes the next entry with new repeats, all of them at once:
 //! what piles up while the apiserver is out of reach becomes one request. Events that the ring drops meanwhile are
 //! lost, the oldest first.
 //!
@@ -19,14 +19,14 @@ use alloc::{boxed::Box, string::ToString};
 
 use serde_json::{Value, json};
 
-use crate::api::{PodUid, Wall};
+use crate::api::{PodUid, WallTime};
 
 mod correlator;
 mod lru;
 mod sender;
 
-pub use correlator::{Correlator, MAX_BUCKETS, MAX_SEEN, MAX_SIMILAR, SPAM_BURST};
-pub use sender::{Failure, MAX_TRIES, RETRY, Sender};
+pub use correlator::{EventCorrelator, MAX_BUCKETS, MAX_SEEN, MAX_SIMILAR, SPAM_BURST};
+pub use sender::{EventPostFailure, EventPoster, MAX_TRIES, RETRY};
 
 /// Bytes of an object's name in the API.
 const MAX_NAME_BYTES: usize = 253;
@@ -35,7 +35,7 @@ const SUFFIX_BYTES: usize = 17;
 
 /// Object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Subject {
+pub struct InvolvedObject {
     /// `Pod` or `Node`.
     pub kind: &'static str,
     /// Namespace; empty for a node.
@@ -48,7 +48,7 @@ pub struct Subject {
     pub field_path: Box<str>,
 }
 
-impl Subject {
+impl InvolvedObject {
     /// Namespace of its events: `default` for a node.
     #[must_use]
     pub fn event_namespace(&self) -> &str {
@@ -59,12 +59,12 @@ impl Subject {
     }
 }
 
-/// Event that happened once or several times since its last [`Post`].
+/// Event that happened once or several times since its last [`EventPost`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Occurrence {
+pub struct EventOccurrence {
     /// Object that the event is about.
-    pub subject: Subject,
-    /// Set for type `Warning`; else `Normal`.
+    pub subject: InvolvedObject,
+    /// Set for type `VolumeWarning`; else `Normal`.
     pub warning: bool,
     /// Reason.
     pub reason: Box<str>,
@@ -75,14 +75,14 @@ pub struct Occurrence {
     /// Number of times, at least 1.
     pub times: u32,
     /// Time of the first, with nanoseconds: part of the object's name.
-    pub first: Wall,
+    pub first: WallTime,
     /// Time of the last.
-    pub last: Wall,
+    pub last: WallTime,
 }
 
 /// Request to the API that creates or changes an event.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Post {
+pub struct EventPost {
     /// Namespace of the event.
     pub namespace: Box<str>,
     /// Name of the event.
@@ -94,7 +94,7 @@ pub struct Post {
 }
 
 /// Name of an event: `<name>.<time in hexadecimal>`; a long name is cut.
-fn event_name(subject: &str, first: Wall) -> Box<str> {
+fn event_name(subject: &str, first: WallTime) -> Box<str> {
     let head = &subject[..subject.floor_char_boundary(MAX_NAME_BYTES - SUFFIX_BYTES)];
     let head = head.trim_end_matches(['.', '-']);
     format!("{head}.{:x}", first.0).into()
@@ -102,11 +102,11 @@ fn event_name(subject: &str, first: Wall) -> Box<str> {
 
 /// The object of an event.
 fn object(
-    occurrence: &Occurrence,
+    occurrence: &EventOccurrence,
     name: &str,
     message: &str,
     count: u32,
-    first: Wall,
+    first: WallTime,
     node: &str,
 ) -> Value {
     let subject = &occurrence.subject;

@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-use super::{Correlator, Occurrence, Post};
-use crate::api::Mono;
+use super::{EventCorrelator, EventOccurrence, EventPost};
+use crate::api::MonoTime;
 use crate::{pull_rate::PullRate, work_queue::Jitter};
 
 /// Number of tries to send one event; then it is given up.
@@ -17,7 +17,7 @@ const RATE_WAIT: Duration = Duration::from_millis(20);
 
 /// Kind of failure of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum EventPostFailure {
     /// The server refuses the event, or has it already.
     Rejected,
     /// No answer, 429 or 5xx: the request may be tried again.
@@ -26,47 +26,53 @@ pub enum Failure {
 
 /// Sender of the recorder's events. See the docs of the module.
 #[derive(Clone, Debug)]
-pub struct Sender {
-    correlator: Correlator,
+pub struct EventPoster {
+    correlator: EventCorrelator,
     rate: PullRate,
     /// Request that is under way or waits for its next try.
-    current: Option<Post>,
+    current: Option<EventPost>,
     busy: bool,
     tries: u32,
-    not_before: Mono,
+    not_before: MonoTime,
     jitter: Jitter,
     /// Number of events that were given up.
     lost: u64,
 }
 
-impl Sender {
+impl EventPoster {
     /// Creates a sender. `per_second` and `burst`: `eventRecordQPS` (0: no limit) and `eventBurst`.
     #[must_use]
-    pub fn new(correlator: Correlator, per_second: u32, burst: u32, now: Mono, seed: u64) -> Self {
+    pub fn new(
+        correlator: EventCorrelator,
+        per_second: u32,
+        burst: u32,
+        now: MonoTime,
+        seed: u64,
+    ) -> Self {
         Self {
             correlator,
             rate: PullRate::new(per_second, burst, now),
             current: None,
             busy: false,
             tries: 0,
-            not_before: Mono(0),
+            not_before: MonoTime(0),
             jitter: Jitter::new(seed),
             lost: 0,
         }
     }
 
-    /// See [`Correlator::set_thin`].
+    /// See [`EventCorrelator::set_thin`].
     pub const fn set_thin(&mut self, thin: bool) {
         self.correlator.set_thin(thin);
     }
 
-    /// Makes the next request from the occurrences of `next`; the request ends with [`Sender::on_sent`]. `None`:
-    /// nothing to send yet, or not before [`Sender::next_timeout`].
+    /// Makes the next request from the occurrences of `next`; the request ends with [`EventPoster::on_sent`]. `None`:
+    /// nothing to send yet, or not before [`EventPoster::next_timeout`].
     pub fn poll(
         &mut self,
-        mut next: impl FnMut() -> Option<Occurrence>,
-        now: Mono,
-    ) -> Option<Post> {
+        mut next: impl FnMut() -> Option<EventOccurrence>,
+        now: MonoTime,
+    ) -> Option<EventPost> {
         if self.busy || now < self.not_before {
             return None;
         }
@@ -88,23 +94,23 @@ impl Sender {
         self.current.clone()
     }
 
-    /// Time at which [`Sender::poll`] should be called if an event waits.
+    /// Time at which [`EventPoster::poll`] should be called if an event waits.
     #[must_use]
-    pub const fn next_timeout(&self) -> Mono {
+    pub const fn next_timeout(&self) -> MonoTime {
         if self.busy {
-            Mono(u64::MAX)
+            MonoTime(u64::MAX)
         } else {
             self.not_before
         }
     }
 
     /// Takes in the result of the request.
-    pub fn on_sent(&mut self, answer: Result<(), Failure>, now: Mono) {
+    pub fn on_sent(&mut self, answer: Result<(), EventPostFailure>, now: MonoTime) {
         self.busy = false;
         match answer {
             Ok(()) => self.current = None,
-            Err(Failure::Rejected) => self.give_up(),
-            Err(Failure::Failed) => {
+            Err(EventPostFailure::Rejected) => self.give_up(),
+            Err(EventPostFailure::Failed) => {
                 self.tries += 1;
                 if self.tries >= MAX_TRIES {
                     self.give_up();

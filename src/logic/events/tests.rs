@@ -1,11 +1,11 @@
 use alloc::vec::Vec;
 
 use super::*;
-use crate::api::Mono;
+use crate::api::MonoTime;
 
-fn told(name: &str, reason: &str, message: &str, at_s: i64) -> Occurrence {
-    Occurrence {
-        subject: Subject {
+fn told(name: &str, reason: &str, message: &str, at_s: i64) -> EventOccurrence {
+    EventOccurrence {
+        subject: InvolvedObject {
             kind: "Pod",
             namespace: "ns".into(),
             name: name.into(),
@@ -17,19 +17,19 @@ fn told(name: &str, reason: &str, message: &str, at_s: i64) -> Occurrence {
         message: message.into(),
         annotations: "".into(),
         times: 1,
-        first: Wall::from_secs(at_s),
-        last: Wall::from_secs(at_s),
+        first: WallTime::from_secs(at_s),
+        last: WallTime::from_secs(at_s),
     }
 }
 
-fn at(s: u64) -> Mono {
-    Mono(s * 1000)
+fn at(s: u64) -> MonoTime {
+    MonoTime(s * 1000)
 }
 
 #[test]
 fn the_object() {
     // EVT-01
-    let mut correlator = Correlator::new("n");
+    let mut correlator = EventCorrelator::new("n");
     let post = correlator
         .correlate(&told("p", "BackOff", "again", 1), at(0))
         .expect("new");
@@ -51,7 +51,7 @@ fn the_object() {
         })
     );
     let mut node = told("n", "Starting", "", 1);
-    node.subject = Subject {
+    node.subject = InvolvedObject {
         kind: "Node",
         namespace: "".into(),
         field_path: "".into(),
@@ -64,9 +64,9 @@ fn the_object() {
         json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "uid-n"})
     );
     let long = "x".repeat(253);
-    assert!(event_name(&long, Wall(i64::MAX)).len() <= MAX_NAME_BYTES);
+    assert!(event_name(&long, WallTime(i64::MAX)).len() <= MAX_NAME_BYTES);
     assert_eq!(
-        &*event_name(&format!("{}..", "x".repeat(234)), Wall(1)),
+        &*event_name(&format!("{}..", "x".repeat(234)), WallTime(1)),
         format!("{}.1", "x".repeat(234))
     );
 }
@@ -74,7 +74,7 @@ fn the_object() {
 #[test]
 fn repeats_are_counted() {
     // EVT-03
-    let mut correlator = Correlator::new("n");
+    let mut correlator = EventCorrelator::new("n");
     let first = correlator
         .correlate(&told("p", "BackOff", "again", 1), at(1))
         .expect("new");
@@ -104,7 +104,7 @@ fn repeats_are_counted() {
 #[test]
 fn similar_ones_are_folded() {
     // EVT-03
-    let mut correlator = Correlator::new("n");
+    let mut correlator = EventCorrelator::new("n");
     for n in 0..9 {
         let post = correlator
             .correlate(&told("p", "Unhealthy", &format!("{n}"), n), at(0))
@@ -147,7 +147,7 @@ fn similar_ones_are_folded() {
 #[test]
 fn one_object_does_not_flood() {
     // EVT-03
-    let mut correlator = Correlator::new("n");
+    let mut correlator = EventCorrelator::new("n");
     let mut told_of = |name: &str, tries: u32, now| {
         let all = (0..tries).filter(|_| {
             correlator
@@ -169,11 +169,11 @@ fn one_object_does_not_flood() {
 
 #[test]
 fn memory_is_bounded() {
-    let mut correlator = Correlator::new("n");
+    let mut correlator = EventCorrelator::new("n");
     for n in 0..2_000 {
         correlator.correlate(&told(&format!("p{n}"), "BackOff", "again", n), at(0));
     }
-    let Correlator {
+    let EventCorrelator {
         similar,
         seen,
         buckets,
@@ -195,8 +195,8 @@ fn memory_is_bounded() {
 #[test]
 fn annotations() {
     // EVICT-14
-    let mut correlator = Correlator::new("n");
-    let with = Occurrence {
+    let mut correlator = EventCorrelator::new("n");
+    let with = EventOccurrence {
         annotations: r#"{"starved_resource":"memory"}"#.into(),
         ..told("p", "Evicted", "x", 1)
     };
@@ -210,9 +210,9 @@ fn annotations() {
 
 #[test]
 fn thinned() {
-    let mut correlator = Correlator::new("n");
+    let mut correlator = EventCorrelator::new("n");
     correlator.set_thin(true);
-    let normal = Occurrence {
+    let normal = EventOccurrence {
         warning: false,
         ..told("p", "Pulled", "x", 1)
     };
@@ -225,15 +225,21 @@ fn thinned() {
 }
 
 /// A sender and a queue of events that is never empty.
-fn sender(per_second: u32) -> Sender {
-    Sender::new(Correlator::new("n"), per_second, 2 * per_second, Mono(0), 1)
+fn sender(per_second: u32) -> EventPoster {
+    EventPoster::new(
+        EventCorrelator::new("n"),
+        per_second,
+        2 * per_second,
+        MonoTime(0),
+        1,
+    )
 }
 
 #[test]
 fn overall_rate() {
     // EVT-03
     let mut sender = sender(50);
-    let (mut now, mut sent, mut n) = (Mono(0), 0, 0);
+    let (mut now, mut sent, mut n) = (MonoTime(0), 0, 0);
     while now < at(10) {
         let next = || {
             n += 1;
@@ -253,12 +259,12 @@ fn overall_rate() {
 #[test]
 fn tries() {
     for (name, failure, times, lost) in [
-        ("no answer", Failure::Failed, MAX_TRIES, 1),
-        ("not taken", Failure::Rejected, 1, 1),
+        ("no answer", EventPostFailure::Failed, MAX_TRIES, 1),
+        ("not taken", EventPostFailure::Rejected, 1, 1),
     ] {
         let mut sender = sender(50);
         let mut queue = vec![told("b", "r", "m", 2), told("a", "r", "m", 1)];
-        let (mut now, mut tries) = (Mono(0), 0);
+        let (mut now, mut tries) = (MonoTime(0), 0);
         loop {
             let post = sender.poll(|| queue.pop(), now).expect("one waits");
             if post.object["involvedObject"]["name"] == "b" {
@@ -283,10 +289,10 @@ fn what_leads_to_nothing_takes_its_turns() {
         Some(told("p", "r", "m", 1))
     };
     for _ in 0..SPAM_BURST {
-        assert!(sender.poll(&mut next, Mono(0)).is_some());
-        sender.on_sent(Ok(()), Mono(0));
+        assert!(sender.poll(&mut next, MonoTime(0)).is_some());
+        sender.on_sent(Ok(()), MonoTime(0));
     }
-    assert_eq!(sender.poll(&mut next, Mono(0)), None);
+    assert_eq!(sender.poll(&mut next, MonoTime(0)), None);
     assert_eq!(asked, SPAM_BURST + 32, "the thread is not held up");
-    assert!(sender.next_timeout() > Mono(0));
+    assert!(sender.next_timeout() > MonoTime(0));
 }

@@ -6,13 +6,13 @@ use alloc::{format, string::String};
 use super::{rank::PodFigures, threshold::shortest};
 use crate::{
     api::{Pod, PodUid, Quantity, pod::Volume},
-    pod_resources::{Amount, pod_sum},
+    pod_resources::{AmountKind, pod_sum},
     qos::EPHEMERAL_STORAGE,
 };
 
 /// Pod that uses more of the node's disk than its limits allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+pub struct StorageViolation {
     /// The pod.
     pub uid: PodUid,
     /// Message of the pod's status. Ends with a blank, as a kubelet's does.
@@ -25,15 +25,19 @@ pub struct Violation {
 #[must_use]
 pub fn is_limited(pod: &Pod) -> bool {
     pod.spec.volumes.iter().any(|v| size_limit(v).is_some())
-        || pod_sum(pod, Amount::Limits, EPHEMERAL_STORAGE).is_some()
+        || pod_sum(pod, AmountKind::Limits, EPHEMERAL_STORAGE).is_some()
 }
 
 /// Returns the first limit that the pod exceeds. `has_image_disk`: images have a file system of their own, and the
 /// writable layers of containers do not count.
 #[must_use]
-pub fn violation(pod: &Pod, figures: &PodFigures, has_image_disk: bool) -> Option<Violation> {
+pub fn violation(
+    pod: &Pod,
+    figures: &PodFigures,
+    has_image_disk: bool,
+) -> Option<StorageViolation> {
     let found = |signal, message| {
-        Some(Violation {
+        Some(StorageViolation {
             uid: pod.metadata.uid.clone(),
             message,
             signal,
@@ -59,7 +63,7 @@ pub fn violation(pod: &Pod, figures: &PodFigures, has_image_disk: bool) -> Optio
     let first = limits
         .filter_map(|c| c.resources.limits.get(EPHEMERAL_STORAGE))
         .next();
-    if let Some(limit) = pod_sum(pod, Amount::Limits, EPHEMERAL_STORAGE)
+    if let Some(limit) = pod_sum(pod, AmountKind::Limits, EPHEMERAL_STORAGE)
         && signed(figures.ephemeral_bytes()) > limit
     {
         let limit = first.map_or_else(|| Quantity::binary(limit), |like| shortest(like, limit));

@@ -14,13 +14,13 @@ use core::time::Duration;
 
 use super::{
     IMMEDIATE_GRACE_S,
-    local_storage::Violation,
-    observation::{Layout, Observations},
-    pressure::{Conditions, Pressure, Short},
-    rank::{Candidate, PodFigures, rank},
-    threshold::{Signal, Starved, Threshold},
+    local_storage::StorageViolation,
+    observation::{DiskLayout, Observations},
+    pressure::{MetThreshold, PressureConditions, PressureState},
+    rank::{EvictablePod, PodFigures, rank},
+    threshold::{EvictionSignal, EvictionThreshold, StarvedResource},
 };
-use crate::api::{Mono, PodUid, Quantity};
+use crate::api::{MonoTime, PodUid, Quantity};
 
 /// Pause between two observations.
 pub const POLL: Duration = Duration::from_secs(10);
@@ -38,9 +38,9 @@ const MIN_STOP: Duration = Duration::from_secs(10);
 
 /// Settings of the configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings {
+pub struct EvictionSettings {
     /// See [`thresholds`](super::thresholds).
-    pub thresholds: Vec<Threshold>,
+    pub thresholds: Vec<EvictionThreshold>,
     /// Time that a condition stays after its threshold was last met.
     pub transition: Duration,
     /// Longest grace, in seconds, of a pod that is evicted for a soft threshold.
@@ -49,7 +49,7 @@ pub struct Settings {
 
 /// Resource that can be removed before a pod is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reclaim {
+pub enum ReclaimTarget {
     /// Dead containers, and all containers of pods that have ended.
     DeadContainers,
     /// Images without a user.
@@ -58,7 +58,7 @@ pub enum Reclaim {
 
 /// Part of the pods' usage that is to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Measure {
+pub enum MeasureScope {
     /// Memory and processes: a few small files for each container.
     Groups,
     /// Files as well, which takes a walk.
@@ -67,7 +67,7 @@ pub enum Measure {
 
 /// Pod that is to be evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Victim {
+pub struct EvictionVictim {
     /// The pod.
     pub uid: PodUid,
     /// Usage of the pod, as far as it is known.
@@ -75,59 +75,59 @@ pub struct Victim {
     /// Grace in seconds. A shorter grace of the pod's own wins.
     pub grace_s: i64,
     /// Signal whose threshold is met.
-    pub signal: Signal,
+    pub signal: EvictionSignal,
     /// Amount of the signal that must be left, and the amount that was left.
     pub quantities: Option<(Quantity, Quantity)>,
     /// All signals that were short, for metrics.
-    pub short: Vec<Signal>,
+    pub short: Vec<EvictionSignal>,
     /// Age of the observation.
     pub age: Duration,
 }
 
-impl Measure {
+impl MeasureScope {
     /// Measurement that shows which pods use most of a resource.
     #[must_use]
-    pub const fn of(starved: Starved) -> Self {
+    pub const fn of(starved: StarvedResource) -> Self {
         match starved {
-            Starved::EphemeralStorage | Starved::Inodes => Self::Disk,
-            Starved::Memory | Starved::Pids => Self::Groups,
+            StarvedResource::EphemeralStorage | StarvedResource::Inodes => Self::Disk,
+            StarvedResource::Memory | StarvedResource::Pids => Self::Groups,
         }
     }
 }
 
 /// Order of the manager to its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Observe all resources; ends with [`Input::Observed`].
+pub enum EvictionAction {
+    /// Observe all resources; ends with [`EvictionInput::Observed`].
     Observe,
-    /// Check whether pods exceed their own limits; ends with [`Input::Checked`].
+    /// Check whether pods exceed their own limits; ends with [`EvictionInput::Checked`].
     CheckLimits,
     /// Report that a resource is short and will be reclaimed.
-    Tell(Starved),
+    Tell(StarvedResource),
     /// Remove these unused resources, images within [`IMAGE_RECLAIM`], and observe again; ends with
-    /// [`Input::Reclaimed`].
-    Reclaim(&'static [Reclaim]),
-    /// Measure pods; ends with [`Input::Measured`].
-    Measure(Measure),
-    /// Evict the pod; ends with [`Input::Stopped`], or [`Input::Spared`].
-    Evict(Victim),
-    /// Evict the pod that exceeds its own limits; ends with [`Input::Stopped`], or [`Input::Spared`].
-    EvictLimited(Violation),
+    /// [`EvictionInput::Reclaimed`].
+    Reclaim(&'static [ReclaimTarget]),
+    /// Measure pods; ends with [`EvictionInput::Measured`].
+    Measure(MeasureScope),
+    /// Evict the pod; ends with [`EvictionInput::Stopped`], or [`EvictionInput::Spared`].
+    Evict(EvictionVictim),
+    /// Evict the pod that exceeds its own limits; ends with [`EvictionInput::Stopped`], or [`EvictionInput::Spared`].
+    EvictLimited(StorageViolation),
     /// Report that the pod took longer to stop than it had time.
     TellExceeded(PodUid),
 }
 
-/// Event for the manager, in most cases the end of an [`Action`].
+/// Event for the manager, in most cases the end of an [`EvictionAction`].
 #[derive(Clone, Debug, PartialEq)]
-pub enum Input {
+pub enum EvictionInput {
     /// All resources were observed. The flag is set if a pod has limits of its own.
     Observed(Observations, bool),
     /// These pods exceed their own limits.
-    Checked(Vec<Violation>),
+    Checked(Vec<StorageViolation>),
     /// Everything that could be removed in time is gone; the new observations.
     Reclaimed(Observations),
     /// Pods that might be evicted, with their usage.
-    Measured(Vec<Candidate>),
+    Measured(Vec<EvictablePod>),
     /// No container of the pod runs any more.
     Stopped(PodUid),
     /// The pod is cleaned up completely.
@@ -138,57 +138,57 @@ pub enum Input {
 
 /// Round in which a threshold may have been found met.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Round {
+struct EvictionRound {
     /// Indices of the thresholds that call for action; the round deals with the first.
     driving: Vec<usize>,
-    at: Mono,
+    at: MonoTime,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Stage {
+enum EvictionStage {
     Waiting {
-        due: Mono,
+        due: MonoTime,
     },
     Observing,
-    CheckingLimits(Round),
-    Reclaiming(Round),
-    Measuring(Round),
+    CheckingLimits(EvictionRound),
+    Reclaiming(EvictionRound),
+    Measuring(EvictionRound),
     /// Pods that have not stopped yet, and those that have.
     Ending {
         running: Vec<PodUid>,
         stopped: Vec<PodUid>,
-        until: Mono,
+        until: MonoTime,
     },
     CleaningUp {
         pods: Vec<PodUid>,
-        until: Mono,
+        until: MonoTime,
     },
 }
 
 /// Manager of evictions: thresholds, conditions and the current round. An agent has one.
 #[derive(Clone, Debug)]
-pub struct Manager {
-    pressure: Pressure,
+pub struct EvictionManager {
+    pressure: PressureState,
     max_grace_s: i64,
-    stage: Stage,
-    actions: VecDeque<Action>,
+    stage: EvictionStage,
+    actions: VecDeque<EvictionAction>,
 }
 
-impl Manager {
+impl EvictionManager {
     /// Creates a manager that has not observed anything; the first observation is due at once.
     #[must_use]
-    pub fn new(settings: Settings, now: Mono) -> Self {
+    pub fn new(settings: EvictionSettings, now: MonoTime) -> Self {
         Self {
-            pressure: Pressure::new(settings.thresholds, settings.transition),
+            pressure: PressureState::new(settings.thresholds, settings.transition),
             max_grace_s: settings.max_grace_s,
-            stage: Stage::Waiting { due: now },
+            stage: EvictionStage::Waiting { due: now },
             actions: VecDeque::new(),
         }
     }
 
     /// Conditions of the node.
     #[must_use]
-    pub const fn conditions(&self) -> Conditions {
+    pub const fn conditions(&self) -> PressureConditions {
         self.pressure.conditions()
     }
 
@@ -200,33 +200,35 @@ impl Manager {
 
     /// Thresholds that are met, by signal.
     #[must_use]
-    pub fn short(&self) -> Vec<Short> {
+    pub fn short(&self) -> Vec<MetThreshold> {
         self.pressure.short()
     }
 
     /// Layout of the file systems at the last observation.
     #[must_use]
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> DiskLayout {
         self.pressure.last().map(|o| o.layout).unwrap_or_default()
     }
 
-    /// Time at which [`Manager::handle_timeout`] has work. `None`: an action is under way.
+    /// Time at which [`EvictionManager::handle_timeout`] has work. `None`: an action is under way.
     #[must_use]
-    pub fn next_timeout(&self) -> Option<Mono> {
+    pub fn next_timeout(&self) -> Option<MonoTime> {
         match self.stage {
-            Stage::Waiting { due } => Some(due),
-            Stage::Ending { until, .. } | Stage::CleaningUp { until, .. } => Some(until),
-            Stage::Observing
-            | Stage::CheckingLimits(_)
-            | Stage::Reclaiming(_)
-            | Stage::Measuring(_) => None,
+            EvictionStage::Waiting { due } => Some(due),
+            EvictionStage::Ending { until, .. } | EvictionStage::CleaningUp { until, .. } => {
+                Some(until)
+            }
+            EvictionStage::Observing
+            | EvictionStage::CheckingLimits(_)
+            | EvictionStage::Reclaiming(_)
+            | EvictionStage::Measuring(_) => None,
         }
     }
 
     /// Applies the passage of time. `limited`: a pod has limits of its own.
-    pub fn handle_timeout(&mut self, limited: bool, now: Mono) {
+    pub fn handle_timeout(&mut self, limited: bool, now: MonoTime) {
         match &mut self.stage {
-            Stage::Waiting { due } if *due <= now => {
+            EvictionStage::Waiting { due } if *due <= now => {
                 if limited || !self.pressure.is_empty() {
                     self.observe();
                 } else {
@@ -234,68 +236,68 @@ impl Manager {
                     *due = now + POLL;
                 }
             }
-            Stage::Ending {
+            EvictionStage::Ending {
                 running,
                 stopped,
                 until,
             } if *until <= now => {
-                let late = running.iter().cloned().map(Action::TellExceeded);
+                let late = running.iter().cloned().map(EvictionAction::TellExceeded);
                 self.actions.extend(late);
                 let pods = running.drain(..).chain(stopped.drain(..)).collect();
                 self.clean_up(pods, now);
             }
-            Stage::CleaningUp { until, .. } if *until <= now => self.observe(),
-            Stage::Waiting { .. }
-            | Stage::Observing
-            | Stage::CheckingLimits(_)
-            | Stage::Reclaiming(_)
-            | Stage::Measuring(_)
-            | Stage::Ending { .. }
-            | Stage::CleaningUp { .. } => {}
+            EvictionStage::CleaningUp { until, .. } if *until <= now => self.observe(),
+            EvictionStage::Waiting { .. }
+            | EvictionStage::Observing
+            | EvictionStage::CheckingLimits(_)
+            | EvictionStage::Reclaiming(_)
+            | EvictionStage::Measuring(_)
+            | EvictionStage::Ending { .. }
+            | EvictionStage::CleaningUp { .. } => {}
         }
     }
 
     /// Takes in that the kernel reports memory pressure: the next observation is due, unless the last one was made less
     /// than [`MIN_POLL`] ago.
-    pub fn handle_bell(&mut self, now: Mono) {
+    pub fn handle_bell(&mut self, now: MonoTime) {
         let last = self.pressure.last();
         let earliest = last.map_or(now, |last| now.max(last.at + MIN_POLL));
-        if let Stage::Waiting { due } = &mut self.stage {
+        if let EvictionStage::Waiting { due } = &mut self.stage {
             *due = earliest.min(*due);
         }
     }
 
     /// Takes in an event. An event that does not belong to the present stage is ignored.
-    pub fn handle(&mut self, input: Input, now: Mono) {
+    pub fn handle(&mut self, input: EvictionInput, now: MonoTime) {
         match input {
-            Input::Observed(observations, limited) => {
-                if self.stage == Stage::Observing {
+            EvictionInput::Observed(observations, limited) => {
+                if self.stage == EvictionStage::Observing {
                     let driving = self.pressure.observe(&observations, now);
                     let at = observations.at;
-                    let round = Round { driving, at };
+                    let round = EvictionRound { driving, at };
                     if limited {
-                        self.stage = Stage::CheckingLimits(round);
-                        self.actions.push_back(Action::CheckLimits);
+                        self.stage = EvictionStage::CheckingLimits(round);
+                        self.actions.push_back(EvictionAction::CheckLimits);
                     } else {
                         self.begin(round, now);
                     }
                 }
             }
-            Input::Checked(violations) => {
-                if let Stage::CheckingLimits(round) = &self.stage {
+            EvictionInput::Checked(violations) => {
+                if let EvictionStage::CheckingLimits(round) = &self.stage {
                     if violations.is_empty() {
                         let round = round.clone();
                         self.begin(round, now);
                     } else {
                         let pods = violations.iter().map(|v| v.uid.clone()).collect();
                         self.end(pods, IMMEDIATE_GRACE_S, now);
-                        let actions = violations.into_iter().map(Action::EvictLimited);
+                        let actions = violations.into_iter().map(EvictionAction::EvictLimited);
                         self.actions.extend(actions);
                     }
                 }
             }
-            Input::Reclaimed(observations) => {
-                if let Stage::Reclaiming(round) = &self.stage {
+            EvictionInput::Reclaimed(observations) => {
+                if let EvictionStage::Reclaiming(round) = &self.stage {
                     if self.pressure.is_resolved(&observations) {
                         self.wait(now);
                     } else {
@@ -304,14 +306,14 @@ impl Manager {
                     }
                 }
             }
-            Input::Measured(candidates) => {
-                if let Stage::Measuring(round) = &self.stage {
+            EvictionInput::Measured(candidates) => {
+                if let EvictionStage::Measuring(round) = &self.stage {
                     let round = round.clone();
                     self.choose(&round, candidates, now);
                 }
             }
-            Input::Stopped(uid) => {
-                if let Stage::Ending {
+            EvictionInput::Stopped(uid) => {
+                if let EvictionStage::Ending {
                     running, stopped, ..
                 } = &mut self.stage
                     && running.contains(&uid)
@@ -321,28 +323,28 @@ impl Manager {
                     self.go_on(now);
                 }
             }
-            Input::Gone(uid) => match &mut self.stage {
-                Stage::Ending {
+            EvictionInput::Gone(uid) => match &mut self.stage {
+                EvictionStage::Ending {
                     running, stopped, ..
                 } => {
                     running.retain(|other| *other != uid);
                     stopped.retain(|other| *other != uid);
                     self.go_on(now);
                 }
-                Stage::CleaningUp { pods, .. } => {
+                EvictionStage::CleaningUp { pods, .. } => {
                     pods.retain(|other| *other != uid);
                     if pods.is_empty() {
                         self.observe();
                     }
                 }
-                Stage::Waiting { .. }
-                | Stage::Observing
-                | Stage::CheckingLimits(_)
-                | Stage::Reclaiming(_)
-                | Stage::Measuring(_) => {}
+                EvictionStage::Waiting { .. }
+                | EvictionStage::Observing
+                | EvictionStage::CheckingLimits(_)
+                | EvictionStage::Reclaiming(_)
+                | EvictionStage::Measuring(_) => {}
             },
-            Input::Spared(uid) => {
-                if let Stage::Ending {
+            EvictionInput::Spared(uid) => {
+                if let EvictionStage::Ending {
                     running, stopped, ..
                 } = &mut self.stage
                     && running.contains(&uid)
@@ -359,66 +361,67 @@ impl Manager {
     }
 
     /// The next thing to do.
-    pub fn poll_action(&mut self) -> Option<Action> {
+    pub fn poll_action(&mut self) -> Option<EvictionAction> {
         self.actions.pop_front()
     }
 
     /// Pods that are being evicted.
     pub fn leaving(&self) -> impl Iterator<Item = &PodUid> {
         let (a, b): (&[PodUid], &[PodUid]) = match &self.stage {
-            Stage::Ending {
+            EvictionStage::Ending {
                 running, stopped, ..
             } => (running, stopped),
-            Stage::CleaningUp { pods, .. } => (pods, &[]),
-            Stage::Waiting { .. }
-            | Stage::Observing
-            | Stage::CheckingLimits(_)
-            | Stage::Reclaiming(_)
-            | Stage::Measuring(_) => (&[], &[]),
+            EvictionStage::CleaningUp { pods, .. } => (pods, &[]),
+            EvictionStage::Waiting { .. }
+            | EvictionStage::Observing
+            | EvictionStage::CheckingLimits(_)
+            | EvictionStage::Reclaiming(_)
+            | EvictionStage::Measuring(_) => (&[], &[]),
         };
         a.iter().chain(b)
     }
 
     fn observe(&mut self) {
-        self.stage = Stage::Observing;
-        self.actions.push_back(Action::Observe);
+        self.stage = EvictionStage::Observing;
+        self.actions.push_back(EvictionAction::Observe);
     }
 
-    fn wait(&mut self, now: Mono) {
+    fn wait(&mut self, now: MonoTime) {
         let pause = if self.pressure.is_falling(POLL) {
             MIN_POLL
         } else {
             POLL
         };
-        self.stage = Stage::Waiting { due: now + pause };
+        self.stage = EvictionStage::Waiting { due: now + pause };
     }
 
-    fn begin(&mut self, round: Round, now: Mono) {
+    fn begin(&mut self, round: EvictionRound, now: MonoTime) {
         let Some(first) = round.driving.first() else {
             return self.wait(now);
         };
         let signal = self.pressure.threshold(*first).signal;
-        self.actions.push_back(Action::Tell(signal.starved()));
+        self.actions
+            .push_back(EvictionAction::Tell(signal.starved()));
         match reclaims(signal, self.layout()) {
             [] => self.measure(round, now),
             all => {
-                self.actions.push_back(Action::Reclaim(all));
-                self.stage = Stage::Reclaiming(round);
+                self.actions.push_back(EvictionAction::Reclaim(all));
+                self.stage = EvictionStage::Reclaiming(round);
             }
         }
     }
 
-    fn measure(&mut self, round: Round, now: Mono) {
+    fn measure(&mut self, round: EvictionRound, now: MonoTime) {
         let Some(first) = round.driving.first() else {
             return self.wait(now);
         };
-        let what = Measure::of(self.pressure.threshold(*first).signal.starved());
-        self.actions.push_back(Action::Measure(what));
-        self.stage = Stage::Measuring(round);
+        let what = MeasureScope::of(self.pressure.threshold(*first).signal.starved());
+        self.actions.push_back(EvictionAction::Measure(what));
+        self.stage = EvictionStage::Measuring(round);
     }
 
     /// Chooses one pod to evict, or none.
-    fn choose(&mut self, round: &Round, mut candidates: Vec<Candidate>, now: Mono) {
+    fn choose(&mut self, round: &EvictionRound, mut candidates: Vec<EvictablePod>, now: MonoTime) {
         let Some(first) = round.driving.first() else {
             return self.wait(now);
         };
@@ -432,7 +435,7 @@ impl Manager {
             Some(_) => self.max_grace_s.min(pod.grace_s.unwrap_or(i64::MAX)),
         };
         let short = round.driving.iter();
-        let victim = Victim {
+        let victim = EvictionVictim {
             uid: pod.uid.clone(),
             figures: pod.figures,
             grace_s,
@@ -444,12 +447,12 @@ impl Manager {
             age: now - round.at,
         };
         self.end(vec![pod.uid], grace_s, now);
-        self.actions.push_back(Action::Evict(victim));
+        self.actions.push_back(EvictionAction::Evict(victim));
     }
 
-    fn end(&mut self, pods: Vec<PodUid>, grace_s: i64, now: Mono) {
+    fn end(&mut self, pods: Vec<PodUid>, grace_s: i64, now: MonoTime) {
         let grace = Duration::from_secs(u64::try_from(grace_s).unwrap_or(0));
-        self.stage = Stage::Ending {
+        self.stage = EvictionStage::Ending {
             running: pods,
             stopped: Vec::new(),
             until: now + MIN_STOP.max(grace.saturating_mul(3) / 2),
@@ -457,8 +460,8 @@ impl Manager {
     }
 
     /// Waits for the clean-up of the pods once all have stopped.
-    fn go_on(&mut self, now: Mono) {
-        if let Stage::Ending {
+    fn go_on(&mut self, now: MonoTime) {
+        if let EvictionStage::Ending {
             running, stopped, ..
         } = &mut self.stage
             && running.is_empty()
@@ -468,34 +471,36 @@ impl Manager {
         }
     }
 
-    fn clean_up(&mut self, pods: Vec<PodUid>, now: Mono) {
+    fn clean_up(&mut self, pods: Vec<PodUid>, now: MonoTime) {
         if pods.is_empty() {
             return self.observe();
         }
         let until = now + CLEAN_UP;
-        self.stage = Stage::CleaningUp { pods, until };
+        self.stage = EvictionStage::CleaningUp { pods, until };
     }
 }
 
 /// Resources that can be removed for a signal before a pod is evicted.
-const fn reclaims(signal: Signal, layout: Layout) -> &'static [Reclaim] {
-    const CONTAINERS: &[Reclaim] = &[Reclaim::DeadContainers];
-    const IMAGES: &[Reclaim] = &[Reclaim::UnusedImages];
-    const BOTH: &[Reclaim] = &[Reclaim::DeadContainers, Reclaim::UnusedImages];
+const fn reclaims(signal: EvictionSignal, layout: DiskLayout) -> &'static [ReclaimTarget] {
+    const CONTAINERS: &[ReclaimTarget] = &[ReclaimTarget::DeadContainers];
+    const IMAGES: &[ReclaimTarget] = &[ReclaimTarget::UnusedImages];
+    const BOTH: &[ReclaimTarget] = &[ReclaimTarget::DeadContainers, ReclaimTarget::UnusedImages];
     match signal {
-        Signal::MemoryAvailable | Signal::AllocatableMemory | Signal::PidAvailable => &[],
-        Signal::NodeFsAvailable | Signal::NodeFsInodes => match layout {
-            Layout::OneDisk => BOTH,
-            Layout::SeparateRuntime => &[],
-            Layout::SplitImages => CONTAINERS,
+        EvictionSignal::MemoryAvailable
+        | EvictionSignal::AllocatableMemory
+        | EvictionSignal::PidAvailable => &[],
+        EvictionSignal::NodeFsAvailable | EvictionSignal::NodeFsInodes => match layout {
+            DiskLayout::OneDisk => BOTH,
+            DiskLayout::SeparateRuntime => &[],
+            DiskLayout::SplitImages => CONTAINERS,
         },
-        Signal::ImageFsAvailable | Signal::ImageFsInodes => match layout {
-            Layout::OneDisk | Layout::SeparateRuntime => BOTH,
-            Layout::SplitImages => IMAGES,
+        EvictionSignal::ImageFsAvailable | EvictionSignal::ImageFsInodes => match layout {
+            DiskLayout::OneDisk | DiskLayout::SeparateRuntime => BOTH,
+            DiskLayout::SplitImages => IMAGES,
         },
-        Signal::ContainerFsAvailable | Signal::ContainerFsInodes => match layout {
-            Layout::OneDisk | Layout::SeparateRuntime => BOTH,
-            Layout::SplitImages => CONTAINERS,
+        EvictionSignal::ContainerFsAvailable | EvictionSignal::ContainerFsInodes => match layout {
+            DiskLayout::OneDisk | DiskLayout::SeparateRuntime => BOTH,
+            DiskLayout::SplitImages => CONTAINERS,
         },
     }
 }

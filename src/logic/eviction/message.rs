@@ -4,7 +4,7 @@ use alloc::{format, string::String, vec::Vec};
 
 use super::{
     rank::PodFigures,
-    threshold::{Starved, shortest},
+    threshold::{StarvedResource, shortest},
 };
 use crate::{
     api::{Container, Pod, Quantity},
@@ -13,7 +13,7 @@ use crate::{
 
 /// Texts about an evicted pod: the message of its status and event, and annotations of the event for programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Words {
+pub struct EvictionTexts {
     /// Message for people. Ends with a blank, as a kubelet's does.
     pub message: String,
     /// Annotations of the event.
@@ -23,11 +23,11 @@ pub struct Words {
 /// Writes the texts for `pod`. `quantities`: the amount that must be left, and the amount that was left.
 #[must_use]
 pub fn eviction(
-    starved: Starved,
+    starved: StarvedResource,
     pod: &Pod,
     quantities: Option<&(Quantity, Quantity)>,
     figures: Option<&PodFigures>,
-) -> Words {
+) -> EvictionTexts {
     let resource = starved.name();
     let mut message = format!("The node was low on resource: {resource}. ");
     if let Some((threshold, available)) = quantities {
@@ -36,7 +36,7 @@ pub fn eviction(
         ));
     }
     let Some(figures) = figures else {
-        return Words {
+        return EvictionTexts {
             message,
             annotations: Vec::new(),
         };
@@ -50,13 +50,13 @@ pub fn eviction(
             continue;
         };
         let (used, asked) = match starved {
-            Starved::Memory => (measured.memory_bytes, request(container, MEMORY)),
-            Starved::EphemeralStorage => {
+            StarvedResource::Memory => (measured.memory_bytes, request(container, MEMORY)),
+            StarvedResource::EphemeralStorage => {
                 let files = measured.rootfs.zip(measured.logs);
                 let used = files.map(|(a, b)| a.used_bytes.saturating_add(b.used_bytes));
                 (used, request(container, EPHEMERAL_STORAGE))
             }
-            Starved::Inodes | Starved::Pids => (None, Quantity::decimal(0)),
+            StarvedResource::Inodes | StarvedResource::Pids => (None, Quantity::decimal(0)),
         };
         let used = used.map(|used| i64::try_from(used).unwrap_or(i64::MAX));
         let Some(used) = used.filter(|used| *used > asked.value()) else {
@@ -70,7 +70,7 @@ pub fn eviction(
         usages.push(used);
     }
     let usages: Vec<&str> = usages.iter().map(Quantity::as_str).collect();
-    Words {
+    EvictionTexts {
         message,
         annotations: vec![
             ("offending_containers", names.join(",")),
@@ -137,7 +137,12 @@ mod tests {
             container("free"),
         ];
         let quantities = (Quantity::binary(100 << 20), Quantity::binary(61_440));
-        let words = eviction(Starved::Memory, &pod, Some(&quantities), Some(&figures()));
+        let words = eviction(
+            StarvedResource::Memory,
+            &pod,
+            Some(&quantities),
+            Some(&figures()),
+        );
         assert_eq!(
             words.message,
             "The node was low on resource: memory. Threshold quantity: 100Mi, available: 60Ki. \
@@ -153,7 +158,7 @@ mod tests {
             ]
         );
         let words = eviction(
-            Starved::EphemeralStorage,
+            StarvedResource::EphemeralStorage,
             &pod,
             Some(&quantities),
             Some(&figures()),
@@ -165,15 +170,21 @@ mod tests {
              Container free was using 1Ki, request is 0, has larger consumption of ephemeral-storage. "
         );
         for (starved, want) in [
-            (Starved::Inodes, "The node was low on resource: inodes. "),
-            (Starved::Pids, "The node was low on resource: pids. "),
+            (
+                StarvedResource::Inodes,
+                "The node was low on resource: inodes. ",
+            ),
+            (
+                StarvedResource::Pids,
+                "The node was low on resource: pids. ",
+            ),
         ] {
             assert_eq!(
                 eviction(starved, &pod, None, Some(&figures())).message,
                 want
             );
         }
-        let unknown = eviction(Starved::Memory, &pod, None, None);
+        let unknown = eviction(StarvedResource::Memory, &pod, None, None);
         assert_eq!(unknown.message, "The node was low on resource: memory. ");
         assert_eq!(unknown.annotations, []);
     }

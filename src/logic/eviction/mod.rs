@@ -23,16 +23,20 @@ mod rank;
 mod threshold;
 mod walks;
 
-pub use local_storage::{Violation, is_limited, violation};
+pub use local_storage::{StorageViolation, is_limited, violation};
 pub use manager::{
-    Action, IMAGE_RECLAIM, Input, MIN_POLL, Manager, Measure, POLL, Reclaim, Settings, Victim,
+    EvictionAction, EvictionInput, EvictionManager, EvictionSettings, EvictionVictim,
+    IMAGE_RECLAIM, MIN_POLL, MeasureScope, POLL, ReclaimTarget,
 };
-pub use message::{Words, eviction};
-pub use observation::{FileSystems, Layout, Observations, Reading};
-pub use pressure::{Conditions, Short, is_recent};
-pub use rank::{Candidate, ContainerFigures, PodFigures, rank};
-pub use threshold::{Limit, Signal, Starved, Threshold, ThresholdError, Written, thresholds};
-pub use walks::{MAX_WALKS, Walked, Walks};
+pub use message::{EvictionTexts, eviction};
+pub use observation::{DiskLayout, FileSystems, Observations, ResourceReading};
+pub use pressure::{MetThreshold, PressureConditions, is_recent};
+pub use rank::{ContainerFigures, EvictablePod, PodFigures, rank};
+pub use threshold::{
+    EvictionSignal, EvictionThreshold, StarvedResource, ThresholdError, ThresholdLimit,
+    ThresholdMaps, thresholds,
+};
+pub use walks::{MAX_WALKS, WalkResult, WalkRound};
 
 /// Reason of the status and of the event of a pod that is evicted.
 pub const EVICTED: &str = "Evicted";

@@ -1,18 +1,18 @@
 //! Amounts of all resources, at one time (EVICT-02).
 
-use super::threshold::Signal;
-use crate::api::{Mono, cri::FsInfo};
+use super::threshold::EvictionSignal;
+use crate::api::{MonoTime, cri::FsInfo};
 
 /// Available and total amount of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reading {
+pub struct ResourceReading {
     /// Amount that is left.
     pub available: i64,
     /// Amount in all.
     pub capacity: i64,
 }
 
-impl Reading {
+impl ResourceReading {
     /// Computes a reading from capacity and usage. `None`: the capacity is 0, which also stands for unknown.
     #[must_use]
     pub fn of_used(capacity: u64, used: u64) -> Option<Self> {
@@ -30,7 +30,7 @@ impl Reading {
 
 /// Layout of images and writable layers over the node's file systems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Layout {
+pub enum DiskLayout {
     /// All on one file system.
     #[default]
     OneDisk,
@@ -54,13 +54,13 @@ pub struct FileSystems {
 impl FileSystems {
     /// Layout that these file systems make.
     #[must_use]
-    pub const fn layout(self) -> Layout {
+    pub const fn layout(self) -> DiskLayout {
         if self.images == self.root {
-            Layout::OneDisk
+            DiskLayout::OneDisk
         } else if self.layers == self.root {
-            Layout::SplitImages
+            DiskLayout::SplitImages
         } else {
-            Layout::SeparateRuntime
+            DiskLayout::SeparateRuntime
         }
     }
 }
@@ -69,44 +69,45 @@ impl FileSystems {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observations {
     /// Time of the observation.
-    pub at: Mono,
+    pub at: MonoTime,
     /// Layout of the file systems.
-    pub layout: Layout,
+    pub layout: DiskLayout,
     /// Memory of the node, less the working set of all processes.
-    pub memory: Option<Reading>,
+    pub memory: Option<ResourceReading>,
     /// The limit of all pods together, less their working set.
-    pub allocatable_memory: Option<Reading>,
+    pub allocatable_memory: Option<ResourceReading>,
     /// The file system of the root directory.
     pub nodefs: Option<FsInfo>,
     /// The file system of the images.
     pub imagefs: Option<FsInfo>,
     /// Process numbers.
-    pub pids: Option<Reading>,
+    pub pids: Option<ResourceReading>,
 }
 
 impl Observations {
     /// Reading of one signal.
     #[must_use]
-    pub fn reading(&self, signal: Signal) -> Option<Reading> {
+    pub fn reading(&self, signal: EvictionSignal) -> Option<ResourceReading> {
         let containerfs = match self.layout {
-            Layout::OneDisk | Layout::SplitImages => self.nodefs,
-            Layout::SeparateRuntime => self.imagefs,
+            DiskLayout::OneDisk | DiskLayout::SplitImages => self.nodefs,
+            DiskLayout::SeparateRuntime => self.imagefs,
         };
         let bytes = |fs: Option<FsInfo>| {
-            fs.and_then(|fs| Reading::of(fs.capacity_bytes, fs.available_bytes))
+            fs.and_then(|fs| ResourceReading::of(fs.capacity_bytes, fs.available_bytes))
         };
         // File systems without an inode table say 0 of 0.
-        let inodes = |fs: Option<FsInfo>| fs.and_then(|fs| Reading::of(fs.inodes, fs.inodes_free));
+        let inodes =
+            |fs: Option<FsInfo>| fs.and_then(|fs| ResourceReading::of(fs.inodes, fs.inodes_free));
         match signal {
-            Signal::MemoryAvailable => self.memory,
-            Signal::AllocatableMemory => self.allocatable_memory,
-            Signal::NodeFsAvailable => bytes(self.nodefs),
-            Signal::NodeFsInodes => inodes(self.nodefs),
-            Signal::ImageFsAvailable => bytes(self.imagefs),
-            Signal::ImageFsInodes => inodes(self.imagefs),
-            Signal::ContainerFsAvailable => bytes(containerfs),
-            Signal::ContainerFsInodes => inodes(containerfs),
-            Signal::PidAvailable => self.pids,
+            EvictionSignal::MemoryAvailable => self.memory,
+            EvictionSignal::AllocatableMemory => self.allocatable_memory,
+            EvictionSignal::NodeFsAvailable => bytes(self.nodefs),
+            EvictionSignal::NodeFsInodes => inodes(self.nodefs),
+            EvictionSignal::ImageFsAvailable => bytes(self.imagefs),
+            EvictionSignal::ImageFsInodes => inodes(self.imagefs),
+            EvictionSignal::ContainerFsAvailable => bytes(containerfs),
+            EvictionSignal::ContainerFsInodes => inodes(containerfs),
+            EvictionSignal::PidAvailable => self.pids,
         }
     }
 }
@@ -127,29 +128,44 @@ mod tests {
         };
         let all = |layout| Observations {
             layout,
-            memory: Reading::of_used(10, 12),
+            memory: ResourceReading::of_used(10, 12),
             nodefs: Some(fs(40, 9)),
             imagefs: Some(fs(50, 0)),
-            pids: Reading::of_used(0, 7),
+            pids: ResourceReading::of_used(0, 7),
             ..Observations::default()
         };
         let left = |layout, signal| all(layout).reading(signal).map(|r| r.available);
         for (signal, one, separate, split) in [
-            (Signal::MemoryAvailable, Some(0), Some(0), Some(0)),
-            (Signal::AllocatableMemory, None, None, None),
-            (Signal::NodeFsAvailable, Some(40), Some(40), Some(40)),
-            (Signal::NodeFsInodes, Some(3), Some(3), Some(3)),
-            (Signal::ImageFsAvailable, Some(50), Some(50), Some(50)),
+            (EvictionSignal::MemoryAvailable, Some(0), Some(0), Some(0)),
+            (EvictionSignal::AllocatableMemory, None, None, None),
+            (
+                EvictionSignal::NodeFsAvailable,
+                Some(40),
+                Some(40),
+                Some(40),
+            ),
+            (EvictionSignal::NodeFsInodes, Some(3), Some(3), Some(3)),
+            (
+                EvictionSignal::ImageFsAvailable,
+                Some(50),
+                Some(50),
+                Some(50),
+            ),
             // A file system without a table of inodes.
-            (Signal::ImageFsInodes, None, None, None),
-            (Signal::ContainerFsAvailable, Some(40), Some(50), Some(40)),
-            (Signal::ContainerFsInodes, Some(3), None, Some(3)),
-            (Signal::PidAvailable, None, None, None),
+            (EvictionSignal::ImageFsInodes, None, None, None),
+            (
+                EvictionSignal::ContainerFsAvailable,
+                Some(40),
+                Some(50),
+                Some(40),
+            ),
+            (EvictionSignal::ContainerFsInodes, Some(3), None, Some(3)),
+            (EvictionSignal::PidAvailable, None, None, None),
         ] {
             let found = [
-                Layout::OneDisk,
-                Layout::SeparateRuntime,
-                Layout::SplitImages,
+                DiskLayout::OneDisk,
+                DiskLayout::SeparateRuntime,
+                DiskLayout::SplitImages,
             ]
             .map(|layout| left(layout, signal));
             assert_eq!(found, [one, separate, split], "{signal:?}");
@@ -160,10 +176,10 @@ mod tests {
     fn layouts() {
         // EVICT-01
         for (root, images, layers, want) in [
-            (1, 1, 1, Layout::OneDisk),
-            (1, 1, 2, Layout::OneDisk),
-            (1, 2, 1, Layout::SplitImages),
-            (1, 2, 2, Layout::SeparateRuntime),
+            (1, 1, 1, DiskLayout::OneDisk),
+            (1, 1, 2, DiskLayout::OneDisk),
+            (1, 2, 1, DiskLayout::SplitImages),
+            (1, 2, 2, DiskLayout::SeparateRuntime),
         ] {
             let found = FileSystems {
                 root,

@@ -4,14 +4,14 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use super::{
-    observation::{Layout, Observations, Reading},
-    threshold::{Signal, Starved, Threshold},
+    observation::{DiskLayout, Observations, ResourceReading},
+    threshold::{EvictionSignal, EvictionThreshold, StarvedResource},
 };
-use crate::api::{Mono, Quantity, order::Order as _};
+use crate::api::{MonoTime, Quantity, order::OrderExt as _};
 
 /// Conditions of the node that hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Conditions {
+pub struct PressureConditions {
     /// `MemoryPressure`.
     pub memory: bool,
     /// `DiskPressure`.
@@ -20,7 +20,7 @@ pub struct Conditions {
     pub pid: bool,
 }
 
-impl Conditions {
+impl PressureConditions {
     const NAMES: [&'static str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
 
     /// Names of the conditions that hold, in the order of reports.
@@ -32,21 +32,21 @@ impl Conditions {
 }
 
 /// Index of the condition that a signal belongs to.
-const fn place(signal: Signal) -> usize {
+const fn place(signal: EvictionSignal) -> usize {
     match signal.starved() {
-        Starved::Memory => 0,
-        Starved::EphemeralStorage | Starved::Inodes => 1,
-        Starved::Pids => 2,
+        StarvedResource::Memory => 0,
+        StarvedResource::EphemeralStorage | StarvedResource::Inodes => 1,
+        StarvedResource::Pids => 2,
     }
 }
 
 /// A threshold that is met, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Short {
+pub struct MetThreshold {
     /// Signal of the threshold.
-    pub signal: Signal,
+    pub signal: EvictionSignal,
     /// Time since which the threshold is met.
-    pub since: Mono,
+    pub since: MonoTime,
     /// Amount that must be left.
     pub limit: Quantity,
     /// Amount that was left at the last observation.
@@ -57,16 +57,16 @@ pub struct Short {
 
 /// Threshold with its history.
 #[derive(Clone, Debug)]
-struct Held {
-    threshold: Threshold,
+struct TrackedThreshold {
+    threshold: EvictionThreshold,
     /// Time since which the threshold is met without interruption.
-    since: Option<Mono>,
+    since: Option<MonoTime>,
     /// Set if the threshold had been met for its grace period at the last observation. The threshold stays met until
     /// its minimum to reclaim is back as well.
     drives: bool,
 }
 
-impl Held {
+impl TrackedThreshold {
     /// Returns true if less is left than must be; with `reclaim` the minimum to reclaim counts as well. `None`: not
     /// known.
     fn is_met(&self, observations: &Observations, reclaim: bool) -> Option<bool> {
@@ -79,8 +79,8 @@ impl Held {
 
     /// The limit and the available amount, in the form of messages.
     fn quantities(&self, observations: &Observations) -> Option<(Quantity, Quantity)> {
-        let Threshold { signal, limit, .. } = &self.threshold;
-        let Reading {
+        let EvictionThreshold { signal, limit, .. } = &self.threshold;
+        let ResourceReading {
             available,
             capacity,
         } = observations.reading(*signal)?;
@@ -90,23 +90,23 @@ impl Held {
 
 /// State of all thresholds and conditions.
 #[derive(Clone, Debug)]
-pub(super) struct Pressure {
+pub(super) struct PressureState {
     /// Sorted by signal, hard ones first.
-    held: Vec<Held>,
-    layout: Option<Layout>,
+    held: Vec<TrackedThreshold>,
+    layout: Option<DiskLayout>,
     transition: Duration,
     /// Time at which a threshold of each condition was last met.
-    seen: [Option<Mono>; 3],
-    conditions: Conditions,
+    seen: [Option<MonoTime>; 3],
+    conditions: PressureConditions,
     last: Option<Observations>,
     /// Observations before the last ones.
     before: Option<Observations>,
 }
 
-impl Pressure {
+impl PressureState {
     /// Starts with these thresholds and without observations.
-    pub(super) fn new(thresholds: Vec<Threshold>, transition: Duration) -> Self {
-        let held = |threshold| Held {
+    pub(super) fn new(thresholds: Vec<EvictionThreshold>, transition: Duration) -> Self {
+        let held = |threshold| TrackedThreshold {
             threshold,
             since: None,
             drives: false,
@@ -116,7 +116,7 @@ impl Pressure {
             layout: None,
             transition,
             seen: [None; 3],
-            conditions: Conditions::default(),
+            conditions: PressureConditions::default(),
             last: None,
             before: None,
         }
@@ -128,7 +128,7 @@ impl Pressure {
     }
 
     /// Conditions that hold.
-    pub(super) const fn conditions(&self) -> Conditions {
+    pub(super) const fn conditions(&self) -> PressureConditions {
         self.conditions
     }
 
@@ -143,12 +143,12 @@ impl Pressure {
     }
 
     /// The threshold at this index.
-    pub(super) fn threshold(&self, at: usize) -> &Threshold {
+    pub(super) fn threshold(&self, at: usize) -> &EvictionThreshold {
         &self.held[at].threshold
     }
 
     /// Takes observations in. Returns the indices of thresholds that call for action, most urgent first.
-    pub(super) fn observe(&mut self, observations: &Observations, now: Mono) -> Vec<usize> {
+    pub(super) fn observe(&mut self, observations: &Observations, now: MonoTime) -> Vec<usize> {
         self.follow(observations.layout);
         for held in &mut self.held {
             let met = held.is_met(observations, held.drives).unwrap_or(false);
@@ -161,7 +161,7 @@ impl Pressure {
         }
         let holds =
             |at: usize| self.seen[at].is_some_and(|seen| is_recent(seen, now, self.transition));
-        self.conditions = Conditions {
+        self.conditions = PressureConditions {
             memory: holds(0),
             disk: holds(1),
             pid: holds(2),
@@ -182,7 +182,7 @@ impl Pressure {
             return false;
         };
         let took = (last.at - before.at).as_millis();
-        let falls = |threshold: &Threshold| {
+        let falls = |threshold: &EvictionThreshold| {
             let (first, second) = (
                 before.reading(threshold.signal)?,
                 last.reading(threshold.signal)?,
@@ -205,10 +205,10 @@ impl Pressure {
     }
 
     /// Thresholds that are met.
-    pub(super) fn short(&self) -> Vec<Short> {
-        let shown = |held: &Held| {
+    pub(super) fn short(&self) -> Vec<MetThreshold> {
+        let shown = |held: &TrackedThreshold| {
             let (limit, available) = held.quantities(self.last.as_ref()?)?;
-            Some(Short {
+            Some(MetThreshold {
                 signal: held.threshold.signal,
                 since: held.since?,
                 limit,
@@ -226,7 +226,7 @@ impl Pressure {
 
     /// Gives the file system of the writable layers the thresholds of the file system it is on: the root's or the
     /// images' (EVICT-01).
-    fn follow(&mut self, layout: Layout) {
+    fn follow(&mut self, layout: DiskLayout) {
         if self.layout == Some(layout) {
             return;
         }
@@ -234,30 +234,34 @@ impl Pressure {
         let is_own = |signal| {
             matches!(
                 signal,
-                Signal::ContainerFsAvailable | Signal::ContainerFsInodes
+                EvictionSignal::ContainerFsAvailable | EvictionSignal::ContainerFsInodes
             )
         };
         self.held.retain(|held| !is_own(held.threshold.signal));
         let (bytes, inodes) = match layout {
-            Layout::OneDisk | Layout::SplitImages => {
-                (Signal::NodeFsAvailable, Signal::NodeFsInodes)
-            }
-            Layout::SeparateRuntime => (Signal::ImageFsAvailable, Signal::ImageFsInodes),
+            DiskLayout::OneDisk | DiskLayout::SplitImages => (
+                EvictionSignal::NodeFsAvailable,
+                EvictionSignal::NodeFsInodes,
+            ),
+            DiskLayout::SeparateRuntime => (
+                EvictionSignal::ImageFsAvailable,
+                EvictionSignal::ImageFsInodes,
+            ),
         };
         let mut more = Vec::new();
         for held in &self.held {
             let signal = if held.threshold.signal == bytes {
-                Signal::ContainerFsAvailable
+                EvictionSignal::ContainerFsAvailable
             } else if held.threshold.signal == inodes {
-                Signal::ContainerFsInodes
+                EvictionSignal::ContainerFsInodes
             } else {
                 continue;
             };
-            let threshold = Threshold {
+            let threshold = EvictionThreshold {
                 signal,
                 ..held.threshold.clone()
             };
-            more.push(Held {
+            more.push(TrackedThreshold {
                 threshold,
                 since: held.since,
                 drives: held.drives,
@@ -272,7 +276,7 @@ impl Pressure {
 /// Returns true if a condition still holds whose threshold was last met at `seen` (EVICT-05). A kubelet puts it as:
 /// observed since now less the period.
 #[must_use]
-pub fn is_recent(seen: Mono, now: Mono, period: Duration) -> bool {
+pub fn is_recent(seen: MonoTime, now: MonoTime, period: Duration) -> bool {
     seen == now || now - seen < period
 }
 
@@ -280,20 +284,25 @@ pub fn is_recent(seen: Mono, now: Mono, period: Duration) -> bool {
 mod tests {
     use alloc::{string::String, vec};
 
-    use super::{super::threshold::Limit, *};
+    use super::{super::threshold::ThresholdLimit, *};
     use crate::api::cri::FsInfo;
 
     const fn s(n: u64) -> Duration {
         Duration::from_secs(n)
     }
 
-    const fn at(n: u64) -> Mono {
-        Mono(n * 1000)
+    const fn at(n: u64) -> MonoTime {
+        MonoTime(n * 1000)
     }
 
-    fn threshold(signal: Signal, least: &str, grace: Option<u64>, more: &str) -> Threshold {
-        let amount = |text: &str| Limit::Amount(Quantity::parse(text).expect(text));
-        Threshold {
+    fn threshold(
+        signal: EvictionSignal,
+        least: &str,
+        grace: Option<u64>,
+        more: &str,
+    ) -> EvictionThreshold {
+        let amount = |text: &str| ThresholdLimit::Amount(Quantity::parse(text).expect(text));
+        EvictionThreshold {
             signal,
             limit: amount(least),
             grace: grace.map(s),
@@ -305,7 +314,7 @@ mod tests {
     fn left(memory: i64, disk: u64, now: u64) -> Observations {
         Observations {
             at: at(now),
-            memory: Some(Reading {
+            memory: Some(ResourceReading {
                 available: memory,
                 capacity: 1000,
             }),
@@ -318,12 +327,12 @@ mod tests {
         }
     }
 
-    fn names(pressure: &Pressure) -> Vec<&'static str> {
+    fn names(pressure: &PressureState) -> Vec<&'static str> {
         pressure.conditions().names().collect()
     }
 
     /// Thresholds that call for action, and conditions that hold, after each observation (second, memory, disk).
-    fn run(pressure: &mut Pressure, rounds: &[(u64, i64, u64)]) -> Vec<String> {
+    fn run(pressure: &mut PressureState, rounds: &[(u64, i64, u64)]) -> Vec<String> {
         let rounds = rounds.iter().map(|(now, memory, disk)| {
             let driving = pressure.observe(&left(*memory, *disk, *now), at(*now));
             let driving = driving.iter().map(|n| pressure.threshold(*n).signal.name());
@@ -340,8 +349,8 @@ mod tests {
     #[test]
     fn hard_thresholds_and_the_transition_period() {
         // EVICT-03 EVICT-05
-        let memory = threshold(Signal::MemoryAvailable, "100", None, "");
-        let mut pressure = Pressure::new(vec![memory], s(300));
+        let memory = threshold(EvictionSignal::MemoryAvailable, "100", None, "");
+        let mut pressure = PressureState::new(vec![memory], s(300));
         let rounds = [
             (0, 100, 0),
             (10, 99, 0),
@@ -368,8 +377,8 @@ mod tests {
     #[test]
     fn soft_thresholds_wait_and_set_the_condition_at_once() {
         // EVICT-03 EVICT-05
-        let soft = threshold(Signal::MemoryAvailable, "200", Some(30), "");
-        let mut pressure = Pressure::new(vec![soft], s(60));
+        let soft = threshold(EvictionSignal::MemoryAvailable, "200", Some(30), "");
+        let mut pressure = PressureState::new(vec![soft], s(60));
         let rounds = [
             (0, 199, 0),
             (10, 199, 0),
@@ -402,8 +411,8 @@ mod tests {
     #[test]
     fn a_minimum_is_reclaimed_before_it_is_over() {
         // EVICT-03
-        let memory = threshold(Signal::MemoryAvailable, "100", None, "50");
-        let mut pressure = Pressure::new(vec![memory], s(0));
+        let memory = threshold(EvictionSignal::MemoryAvailable, "100", None, "50");
+        let mut pressure = PressureState::new(vec![memory], s(0));
         let rounds = [
             (0, 140, 0),
             (10, 90, 0),
@@ -430,13 +439,13 @@ mod tests {
         // EVICT-01 EVICT-06
         let thresholds = || {
             vec![
-                threshold(Signal::MemoryAvailable, "100", None, ""),
-                threshold(Signal::AllocatableMemory, "100", None, ""),
-                threshold(Signal::NodeFsAvailable, "100", None, ""),
-                threshold(Signal::ImageFsAvailable, "300", None, ""),
+                threshold(EvictionSignal::MemoryAvailable, "100", None, ""),
+                threshold(EvictionSignal::AllocatableMemory, "100", None, ""),
+                threshold(EvictionSignal::NodeFsAvailable, "100", None, ""),
+                threshold(EvictionSignal::ImageFsAvailable, "300", None, ""),
             ]
         };
-        let mut pressure = Pressure::new(thresholds(), s(0));
+        let mut pressure = PressureState::new(thresholds(), s(0));
         assert_eq!(
             run(&mut pressure, &[(0, 10, 10)]),
             [
@@ -445,7 +454,7 @@ mod tests {
             "of what is not known nothing is met"
         );
         let separate = Observations {
-            layout: Layout::SeparateRuntime,
+            layout: DiskLayout::SeparateRuntime,
             imagefs: left(0, 250, 0).nodefs,
             ..left(500, 500, 10)
         };
@@ -474,8 +483,8 @@ mod tests {
             ("it grows", &[(0, 299, 0), (10, 500, 0)], false),
             ("it is met already", &[(0, 500, 0), (10, 99, 0)], false),
         ] {
-            let memory = threshold(Signal::MemoryAvailable, "100", None, "");
-            let mut pressure = Pressure::new(vec![memory], s(300));
+            let memory = threshold(EvictionSignal::MemoryAvailable, "100", None, "");
+            let mut pressure = PressureState::new(vec![memory], s(300));
             run(&mut pressure, rounds);
             assert_eq!(pressure.is_falling(s(10)), want, "{name}");
         }
@@ -484,8 +493,8 @@ mod tests {
     #[test]
     fn what_was_acted_upon_is_not_acted_upon_again() {
         // EVICT-04
-        let memory = threshold(Signal::MemoryAvailable, "100", None, "");
-        let mut pressure = Pressure::new(vec![memory], s(300));
+        let memory = threshold(EvictionSignal::MemoryAvailable, "100", None, "");
+        let mut pressure = PressureState::new(vec![memory], s(300));
         let observed = left(10, 0, 5);
         assert_eq!(pressure.observe(&observed, at(5)).len(), 1);
         assert_eq!(pressure.observe(&observed, at(15)).len(), 0);

@@ -4,10 +4,10 @@ use alloc::{string::String, vec::Vec};
 use core::cmp::Ordering;
 
 use super::{
-    observation::Layout,
-    threshold::{Signal, Starved},
+    observation::DiskLayout,
+    threshold::{EvictionSignal, StarvedResource},
 };
-use crate::api::{PodUid, Quantity, order::Order as _, stats::DiskUsage};
+use crate::api::{PodUid, Quantity, order::OrderExt as _, stats::DiskUsage};
 
 /// Usage of a container. `None`: not measured, or too much to be counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct PodFigures {
 
 impl PodFigures {
     /// Usage of the file system that a signal watches.
-    fn disk(&self, signal: Signal, layout: Layout) -> DiskUsage {
+    fn disk(&self, signal: EvictionSignal, layout: DiskLayout) -> DiskUsage {
         let (rootfs, rest) = parts(signal, layout);
         let mut sum = DiskUsage::default();
         for container in &self.containers {
@@ -62,18 +62,24 @@ impl PodFigures {
 }
 
 /// Two flags for the file system that a signal watches: set if writable layers, and if logs and volumes, are on it.
-const fn parts(signal: Signal, layout: Layout) -> (bool, bool) {
+const fn parts(signal: EvictionSignal, layout: DiskLayout) -> (bool, bool) {
     match (layout, signal) {
-        (Layout::SeparateRuntime, Signal::NodeFsAvailable | Signal::NodeFsInodes) => (false, true),
-        (Layout::SeparateRuntime, _) => (true, false),
-        (Layout::SplitImages, Signal::ImageFsAvailable | Signal::ImageFsInodes) => (false, false),
-        (Layout::OneDisk | Layout::SplitImages, _) => (true, true),
+        (
+            DiskLayout::SeparateRuntime,
+            EvictionSignal::NodeFsAvailable | EvictionSignal::NodeFsInodes,
+        ) => (false, true),
+        (DiskLayout::SeparateRuntime, _) => (true, false),
+        (
+            DiskLayout::SplitImages,
+            EvictionSignal::ImageFsAvailable | EvictionSignal::ImageFsInodes,
+        ) => (false, false),
+        (DiskLayout::OneDisk | DiskLayout::SplitImages, _) => (true, true),
     }
 }
 
 /// Pod that might be evicted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Candidate {
+pub struct EvictablePod {
     /// The pod.
     pub uid: PodUid,
     /// Set for a critical pod, which is never evicted.
@@ -90,51 +96,57 @@ pub struct Candidate {
     pub figures: Option<PodFigures>,
 }
 
-impl Candidate {
+impl EvictablePod {
     /// Usage of the signal's resource; `None`: not known.
-    fn used(&self, signal: Signal, layout: Layout) -> Option<i64> {
+    fn used(&self, signal: EvictionSignal, layout: DiskLayout) -> Option<i64> {
         let figures = self.figures.as_ref()?;
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         Some(match signal.starved() {
-            Starved::Memory => signed(figures.memory_bytes.unwrap_or(0)),
-            Starved::EphemeralStorage => signed(figures.disk(signal, layout).used_bytes),
-            Starved::Inodes => signed(figures.disk(signal, layout).inodes_used),
-            Starved::Pids => signed(figures.processes.unwrap_or(0)),
+            StarvedResource::Memory => signed(figures.memory_bytes.unwrap_or(0)),
+            StarvedResource::EphemeralStorage => signed(figures.disk(signal, layout).used_bytes),
+            StarvedResource::Inodes => signed(figures.disk(signal, layout).inodes_used),
+            StarvedResource::Pids => signed(figures.processes.unwrap_or(0)),
         })
     }
 
     /// Request for the signal's resource; 0 for resources that cannot be requested.
-    const fn request(&self, signal: Signal) -> i64 {
+    const fn request(&self, signal: EvictionSignal) -> i64 {
         match signal.starved() {
-            Starved::Memory => self.memory_request,
-            Starved::EphemeralStorage => self.storage_request,
-            Starved::Inodes | Starved::Pids => 0,
+            StarvedResource::Memory => self.memory_request,
+            StarvedResource::EphemeralStorage => self.storage_request,
+            StarvedResource::Inodes | StarvedResource::Pids => 0,
         }
     }
 
     /// Usage of and request for the signal's resource, for people.
     #[must_use]
-    pub fn shown(&self, signal: Signal, layout: Layout) -> (Option<Quantity>, Quantity) {
+    pub fn shown(
+        &self,
+        signal: EvictionSignal,
+        layout: DiskLayout,
+    ) -> (Option<Quantity>, Quantity) {
         let used = self.used(signal, layout).map(|used| signal.shown(used));
         (used, signal.shown(self.request(signal)))
     }
 }
 
 /// Sorts the pods: the first one is evicted first.
-pub fn rank(candidates: &mut [Candidate], signal: Signal, layout: Layout) {
-    let used = |pod: &Candidate| pod.used(signal, layout);
-    let request = |pod: &Candidate| pod.request(signal);
+pub fn rank(candidates: &mut [EvictablePod], signal: EvictionSignal, layout: DiskLayout) {
+    let used = |pod: &EvictablePod| pod.used(signal, layout);
+    let request = |pod: &EvictablePod| pod.request(signal);
     // The larger, the sooner; an unknown usage is the largest.
     let excess =
-        |pod: &Candidate| used(pod).map_or(i64::MAX, |used| used.saturating_sub(request(pod)));
-    let exceeds = |pod: &Candidate| excess(pod) > 0;
+        |pod: &EvictablePod| used(pod).map_or(i64::MAX, |used| used.saturating_sub(request(pod)));
+    let exceeds = |pod: &EvictablePod| excess(pod) > 0;
     candidates.order_by(|a, b| {
         let by_excess = match signal.starved() {
-            Starved::Memory | Starved::EphemeralStorage | Starved::Inodes => {
+            StarvedResource::Memory
+            | StarvedResource::EphemeralStorage
+            | StarvedResource::Inodes => {
                 let unknown = a.figures.is_none().cmp(&b.figures.is_none()).reverse();
                 unknown.then(exceeds(a).cmp(&exceeds(b)).reverse())
             }
-            Starved::Pids => Ordering::Equal,
+            StarvedResource::Pids => Ordering::Equal,
         };
         by_excess
             .then(a.priority.cmp(&b.priority))
@@ -153,18 +165,22 @@ mod tests {
         })
     }
 
-    fn pod(uid: &str, priority: i32, request: i64, figures: Option<PodFigures>) -> Candidate {
-        Candidate {
+    fn pod(uid: &str, priority: i32, request: i64, figures: Option<PodFigures>) -> EvictablePod {
+        EvictablePod {
             uid: uid.into(),
             priority,
             memory_request: request,
             storage_request: request,
             figures,
-            ..Candidate::default()
+            ..EvictablePod::default()
         }
     }
 
-    fn order(mut pods: Vec<Candidate>, signal: Signal, layout: Layout) -> Vec<String> {
+    fn order(
+        mut pods: Vec<EvictablePod>,
+        signal: EvictionSignal,
+        layout: DiskLayout,
+    ) -> Vec<String> {
         rank(&mut pods, signal, layout);
         pods.iter().map(|pod| pod.uid.as_str().into()).collect()
     }
@@ -200,15 +216,23 @@ mod tests {
             "under, low",
             "under, high",
         ];
-        for signal in [Signal::MemoryAvailable, Signal::AllocatableMemory] {
-            assert_eq!(order(pods.clone(), signal, Layout::OneDisk), want);
+        for signal in [
+            EvictionSignal::MemoryAvailable,
+            EvictionSignal::AllocatableMemory,
+        ] {
+            assert_eq!(order(pods.clone(), signal, DiskLayout::OneDisk), want);
         }
-        let (used, asked) = pods[1].shown(Signal::MemoryAvailable, Layout::OneDisk);
+        let (used, asked) = pods[1].shown(EvictionSignal::MemoryAvailable, DiskLayout::OneDisk);
         assert_eq!(
             (used.expect("known").as_str(), asked.as_str()),
             ("500", "100")
         );
-        assert_eq!(pods[7].shown(Signal::PidAvailable, Layout::OneDisk).0, None);
+        assert_eq!(
+            pods[7]
+                .shown(EvictionSignal::PidAvailable, DiskLayout::OneDisk)
+                .0,
+            None
+        );
     }
 
     #[test]
@@ -235,42 +259,42 @@ mod tests {
                 pod("not known", 9, 0, None),
             ]
         };
-        use Layout::{OneDisk, SeparateRuntime, SplitImages};
+        use DiskLayout::{OneDisk, SeparateRuntime, SplitImages};
         for (signal, layout, want) in [
             (
-                Signal::NodeFsAvailable,
+                EvictionSignal::NodeFsAvailable,
                 OneDisk,
                 ["not known", "layer", "logs", "volume", "under"],
             ),
             (
-                Signal::ImageFsAvailable,
+                EvictionSignal::ImageFsAvailable,
                 OneDisk,
                 ["not known", "layer", "logs", "volume", "under"],
             ),
             (
-                Signal::NodeFsAvailable,
+                EvictionSignal::NodeFsAvailable,
                 SeparateRuntime,
                 ["not known", "logs", "volume", "under", "layer"],
             ),
             (
-                Signal::ImageFsAvailable,
+                EvictionSignal::ImageFsAvailable,
                 SeparateRuntime,
                 ["not known", "layer", "under", "logs", "volume"],
             ),
             (
-                Signal::ContainerFsAvailable,
+                EvictionSignal::ContainerFsAvailable,
                 SplitImages,
                 ["not known", "layer", "logs", "volume", "under"],
             ),
             // An image disk has no files of pods.
             (
-                Signal::ImageFsAvailable,
+                EvictionSignal::ImageFsAvailable,
                 SplitImages,
                 ["not known", "under", "layer", "logs", "volume"],
             ),
             // Without requests every pod exceeds them.
             (
-                Signal::NodeFsInodes,
+                EvictionSignal::NodeFsInodes,
                 OneDisk,
                 ["not known", "under", "volume", "layer", "logs"],
             ),
@@ -297,7 +321,7 @@ mod tests {
             pod("not known, high", 5, 0, None),
         ];
         assert_eq!(
-            order(pods, Signal::PidAvailable, Layout::OneDisk),
+            order(pods, EvictionSignal::PidAvailable, DiskLayout::OneDisk),
             ["not known", "many", "few", "not known, high", "many, high"]
         );
     }

@@ -3,11 +3,11 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::{fmt, time::Duration};
 
-use crate::api::{Quantity, order::Order as _};
+use crate::api::{Quantity, order::OrderExt as _};
 
 /// Resource that may run short. Sorted by urgency: memory comes before all else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Signal {
+pub enum EvictionSignal {
     /// Memory of the node.
     MemoryAvailable,
     /// Memory that all pods together may use.
@@ -28,7 +28,7 @@ pub enum Signal {
     PidAvailable,
 }
 
-impl Signal {
+impl EvictionSignal {
     /// All signals, in their order.
     pub const ALL: [Self; 9] = [
         Self::MemoryAvailable,
@@ -64,29 +64,31 @@ impl Signal {
 
     /// Resource that pods use up when this signal is short.
     #[must_use]
-    pub const fn starved(self) -> Starved {
+    pub const fn starved(self) -> StarvedResource {
         match self {
-            Self::MemoryAvailable | Self::AllocatableMemory => Starved::Memory,
+            Self::MemoryAvailable | Self::AllocatableMemory => StarvedResource::Memory,
             Self::NodeFsAvailable | Self::ImageFsAvailable | Self::ContainerFsAvailable => {
-                Starved::EphemeralStorage
+                StarvedResource::EphemeralStorage
             }
-            Self::NodeFsInodes | Self::ImageFsInodes | Self::ContainerFsInodes => Starved::Inodes,
-            Self::PidAvailable => Starved::Pids,
+            Self::NodeFsInodes | Self::ImageFsInodes | Self::ContainerFsInodes => {
+                StarvedResource::Inodes
+            }
+            Self::PidAvailable => StarvedResource::Pids,
         }
     }
 
     /// An amount in a kubelet's notation: bytes in powers of 1024, counts in powers of 1000.
     pub(super) fn shown(self, amount: i64) -> Quantity {
         match self.starved() {
-            Starved::Memory | Starved::EphemeralStorage => Quantity::binary(amount),
-            Starved::Inodes | Starved::Pids => Quantity::decimal(amount),
+            StarvedResource::Memory | StarvedResource::EphemeralStorage => Quantity::binary(amount),
+            StarvedResource::Inodes | StarvedResource::Pids => Quantity::decimal(amount),
         }
     }
 }
 
 /// Kind of resource that is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Starved {
+pub enum StarvedResource {
     /// Memory.
     Memory,
     /// Bytes on disk.
@@ -97,7 +99,7 @@ pub enum Starved {
     Pids,
 }
 
-impl Starved {
+impl StarvedResource {
     /// Name in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -112,14 +114,14 @@ impl Starved {
 
 /// Amount in a threshold.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Limit {
+pub enum ThresholdLimit {
     /// Bytes, inodes or processes.
     Amount(Quantity),
     /// Percentage of the capacity, above 0 and below 100. Single precision, as in a kubelet.
     Percent(f32),
 }
 
-impl Limit {
+impl ThresholdLimit {
     /// Amount for this capacity.
     #[must_use]
     #[expect(
@@ -143,7 +145,7 @@ impl Limit {
     }
 }
 
-impl fmt::Display for Limit {
+impl fmt::Display for ThresholdLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Amount(quantity) => write!(f, "{quantity}"),
@@ -163,18 +165,18 @@ pub(super) fn shortest(like: &Quantity, value: i64) -> Quantity {
 
 /// Least amount of a resource that must be left.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Threshold {
+pub struct EvictionThreshold {
     /// Watched resource.
-    pub signal: Signal,
+    pub signal: EvictionSignal,
     /// Amount that must be left.
-    pub limit: Limit,
+    pub limit: ThresholdLimit,
     /// Time for which less may be left (a soft threshold); `None`: a hard threshold.
     pub grace: Option<Duration>,
     /// Additional amount that must be free again before the threshold is no longer met.
-    pub min_reclaim: Option<Limit>,
+    pub min_reclaim: Option<ThresholdLimit>,
 }
 
-impl fmt::Display for Threshold {
+impl fmt::Display for EvictionThreshold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}<{}", self.signal.name(), self.limit)?;
         match self.grace {
@@ -186,7 +188,7 @@ impl fmt::Display for Threshold {
 
 /// Thresholds as the maps of the configuration write them.
 #[derive(Clone, Copy, Debug)]
-pub struct Written<'a> {
+pub struct ThresholdMaps<'a> {
     /// `evictionHard`.
     pub hard: &'a BTreeMap<String, String>,
     /// `evictionSoft`.
@@ -215,7 +217,7 @@ pub struct ThresholdError {
 /// system that it is on.
 ///
 /// - Errors: an unknown signal; a wrong amount; a soft threshold without a grace period.
-pub fn thresholds(written: &Written<'_>) -> Result<Vec<Threshold>, ThresholdError> {
+pub fn thresholds(written: &ThresholdMaps<'_>) -> Result<Vec<EvictionThreshold>, ThresholdError> {
     let mut reclaim = BTreeMap::new();
     for (name, text) in written.min_reclaim {
         let field = "evictionMinimumReclaim";
@@ -246,7 +248,7 @@ pub fn thresholds(written: &Written<'_>) -> Result<Vec<Threshold>, ThresholdErro
                 }
             };
             let min_reclaim = reclaim.get(&signal).cloned();
-            found.push(Threshold {
+            found.push(EvictionThreshold {
                 signal,
                 limit,
                 grace,
@@ -255,17 +257,19 @@ pub fn thresholds(written: &Written<'_>) -> Result<Vec<Threshold>, ThresholdErro
         }
     }
     if written.enforce_pods {
-        let of_memory = |t: &&Threshold| t.signal == Signal::MemoryAvailable && t.grace.is_none();
-        let more: Vec<Threshold> = found.iter().filter(of_memory).cloned().collect();
-        found.extend(more.into_iter().map(|threshold| Threshold {
-            signal: Signal::AllocatableMemory,
+        let of_memory = |t: &&EvictionThreshold| {
+            t.signal == EvictionSignal::MemoryAvailable && t.grace.is_none()
+        };
+        let more: Vec<EvictionThreshold> = found.iter().filter(of_memory).cloned().collect();
+        found.extend(more.into_iter().map(|threshold| EvictionThreshold {
+            signal: EvictionSignal::AllocatableMemory,
             ..threshold
         }));
     }
     found.retain(|t| {
         !matches!(
             t.signal,
-            Signal::ContainerFsAvailable | Signal::ContainerFsInodes
+            EvictionSignal::ContainerFsAvailable | EvictionSignal::ContainerFsInodes
         )
     });
     found.order_by_key(|t| (t.signal, t.grace));
@@ -280,9 +284,9 @@ fn error(field: &'static str, signal: &str, why: String) -> ThresholdError {
     }
 }
 
-fn signal(field: &'static str, name: &str) -> Result<Signal, ThresholdError> {
-    Signal::parse(name).ok_or_else(|| {
-        let known = Signal::ALL.map(Signal::name).join(", ");
+fn signal(field: &'static str, name: &str) -> Result<EvictionSignal, ThresholdError> {
+    EvictionSignal::parse(name).ok_or_else(|| {
+        let known = EvictionSignal::ALL.map(EvictionSignal::name).join(", ");
         error(field, name, format!("unknown signal; known: {known}"))
     })
 }
@@ -293,7 +297,7 @@ fn limit(
     name: &str,
     text: &str,
     is_zero_fine: bool,
-) -> Result<Option<Limit>, ThresholdError> {
+) -> Result<Option<ThresholdLimit>, ThresholdError> {
     let wrong = || {
         let least = if is_zero_fine {
             "not negative"
@@ -309,7 +313,7 @@ fn limit(
         // A fraction rounds up to a whole number.
         return match quantity.value() {
             value if value < 0 || (value == 0 && !is_zero_fine) => Err(wrong()),
-            _ => Ok(Some(Limit::Amount(quantity))),
+            _ => Ok(Some(ThresholdLimit::Amount(quantity))),
         };
     };
     let percent: f32 = percent.parse().map_err(|_| wrong())?;
@@ -317,7 +321,7 @@ fn limit(
         return Err(wrong());
     }
     let is_none = percent <= 0.0 || percent >= 100.0;
-    Ok((!is_none).then_some(Limit::Percent(percent)))
+    Ok((!is_none).then_some(ThresholdLimit::Percent(percent)))
 }
 
 #[cfg(test)]
@@ -345,7 +349,7 @@ mod tests {
             .iter()
             .map(|(signal, s)| ((*signal).into(), Duration::from_secs(*s)))
             .collect();
-        let found = thresholds(&Written {
+        let found = thresholds(&ThresholdMaps {
             hard: &map(hard),
             soft: &map(soft),
             grace: &grace,
@@ -353,7 +357,7 @@ mod tests {
             enforce_pods: hard.contains("memory"),
         });
         // Of a capacity of 1000.
-        let shown = |t: Threshold| {
+        let shown = |t: EvictionThreshold| {
             let grace = t
                 .grace
                 .map_or(String::new(), |g| format!(" for {}s", g.as_secs()));
@@ -507,26 +511,26 @@ mod tests {
 
     #[test]
     fn amounts_as_messages_say_them() {
-        let amount = |text: &str| Limit::Amount(Quantity::parse(text).expect(text));
+        let amount = |text: &str| ThresholdLimit::Amount(Quantity::parse(text).expect(text));
         for (limit, capacity, want) in [
             (amount("0.5Gi"), 0, "512Mi"),
             (amount("104857600"), 0, "104857600"),
             (amount("1000k"), 0, "1M"),
-            (Limit::Percent(50.0), 85_937_152 * 2, "83923Ki"),
+            (ThresholdLimit::Percent(50.0), 85_937_152 * 2, "83923Ki"),
             // In single precision a tenth is a little more.
-            (Limit::Percent(10.0), 85_937_152 * 10, "85937153"),
+            (ThresholdLimit::Percent(10.0), 85_937_152 * 10, "85937153"),
         ] {
             assert_eq!(limit.shown(capacity).as_str(), want);
         }
-        let soft = Threshold {
-            signal: Signal::NodeFsAvailable,
-            limit: Limit::Percent(7.5),
+        let soft = EvictionThreshold {
+            signal: EvictionSignal::NodeFsAvailable,
+            limit: ThresholdLimit::Percent(7.5),
             grace: Some(Duration::from_secs(90)),
             min_reclaim: None,
         };
         assert_eq!(format!("{soft}"), "nodefs.available<7.5% for 90s");
         assert_eq!(format!("{}", amount("100Mi")), "100Mi");
-        assert_eq!(Signal::NodeFsInodes.shown(2000).as_str(), "2k");
-        assert_eq!(Signal::NodeFsAvailable.shown(2048).as_str(), "2Ki");
+        assert_eq!(EvictionSignal::NodeFsInodes.shown(2000).as_str(), "2k");
+        assert_eq!(EvictionSignal::NodeFsAvailable.shown(2048).as_str(), "2Ki");
     }
 }

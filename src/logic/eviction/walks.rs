@@ -15,7 +15,7 @@ const TOO_LARGE: Duration = Duration::from_secs(5);
 
 /// Result of the walk through a pod's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Walked {
+pub enum WalkResult {
     /// All files were counted.
     Counted(PodFigures),
     /// The pod has more files than are counted of one pod.
@@ -26,14 +26,14 @@ pub enum Walked {
 
 /// Round of walks through the files of pods.
 #[derive(Clone, Debug, Default)]
-pub struct Walks {
+pub struct WalkRound {
     /// Last pod that had its turn in the round before, if that round did not reach all pods.
     after: Option<PodUid>,
     last: Option<PodUid>,
     cut: bool,
 }
 
-impl Walks {
+impl WalkRound {
     /// Returns true if the pod had its turn in the round before: it comes after the others. Pods are walked in the
     /// order of their UIDs.
     #[must_use]
@@ -43,14 +43,19 @@ impl Walks {
 
     /// Takes in that the walk of a pod ended, after the time `took`. Returns the figures by which the pod is ranked;
     /// `None`: the pod counts as the largest.
-    pub fn ended(&mut self, uid: &PodUid, walked: Walked, took: Duration) -> Option<PodFigures> {
+    pub fn ended(
+        &mut self,
+        uid: &PodUid,
+        walked: WalkResult,
+        took: Duration,
+    ) -> Option<PodFigures> {
         let figures = match walked {
-            Walked::Counted(figures) => Some(figures),
-            Walked::Cut(known) if took < TOO_LARGE => {
+            WalkResult::Counted(figures) => Some(figures),
+            WalkResult::Cut(known) if took < TOO_LARGE => {
                 self.cut = true;
                 return Some(known);
             }
-            Walked::TooLarge | Walked::Cut(_) => None,
+            WalkResult::TooLarge | WalkResult::Cut(_) => None,
         };
         self.last = Some(uid.clone());
         figures
@@ -80,24 +85,39 @@ mod tests {
     #[test]
     fn only_who_took_the_time_is_the_largest() {
         // EVICT-09
-        let mut walks = Walks::default();
+        let mut walks = WalkRound::default();
         let s = Duration::from_secs;
         for (what, walked, took, want) in [
-            ("counted", Walked::Counted(known(1)), s(9), Some(known(1))),
-            ("more files than are counted", Walked::TooLarge, s(0), None),
+            (
+                "counted",
+                WalkResult::Counted(known(1)),
+                s(9),
+                Some(known(1)),
+            ),
+            (
+                "more files than are counted",
+                WalkResult::TooLarge,
+                s(0),
+                None,
+            ),
             (
                 "it took half of the round",
-                Walked::Cut(known(2)),
+                WalkResult::Cut(known(2)),
                 s(5),
                 None,
             ),
             (
                 "others took it",
-                Walked::Cut(known(3)),
+                WalkResult::Cut(known(3)),
                 s(4),
                 Some(known(3)),
             ),
-            ("not reached", Walked::Cut(known(4)), s(0), Some(known(4))),
+            (
+                "not reached",
+                WalkResult::Cut(known(4)),
+                s(0),
+                Some(known(4)),
+            ),
         ] {
             assert_eq!(walks.ended(&"p".into(), walked, took), want, "{what}");
         }
@@ -107,25 +127,25 @@ mod tests {
     fn who_was_cut_begins_the_next_round() {
         // EVICT-09
         let s = Duration::from_secs;
-        let first = |walks: &Walks| {
+        let first = |walks: &WalkRound| {
             let uids = ["a", "b", "c", "d"].map(PodUid::from);
             let first = uids.iter().find(|uid| !walks.had_turn(uid));
             first.cloned()
         };
-        let mut walks = Walks::default();
+        let mut walks = WalkRound::default();
         assert_eq!(first(&walks), Some("a".into()));
-        walks.ended(&"a".into(), Walked::Counted(known(1)), s(6));
-        walks.ended(&"b".into(), Walked::Cut(known(1)), s(4));
-        walks.ended(&"c".into(), Walked::Cut(known(1)), s(0));
+        walks.ended(&"a".into(), WalkResult::Counted(known(1)), s(6));
+        walks.ended(&"b".into(), WalkResult::Cut(known(1)), s(4));
+        walks.ended(&"c".into(), WalkResult::Cut(known(1)), s(0));
         let mut walks = walks.end();
         assert_eq!(first(&walks), Some("b".into()));
         // A pod that takes a whole round does not hold the others up.
-        walks.ended(&"b".into(), Walked::Cut(known(1)), s(10));
-        walks.ended(&"c".into(), Walked::Cut(known(1)), s(0));
+        walks.ended(&"b".into(), WalkResult::Cut(known(1)), s(10));
+        walks.ended(&"c".into(), WalkResult::Cut(known(1)), s(0));
         let mut walks = walks.end();
         assert_eq!(first(&walks), Some("c".into()));
         for uid in ["c", "d", "a", "b"] {
-            walks.ended(&uid.into(), Walked::Counted(known(1)), s(1));
+            walks.ended(&uid.into(), WalkResult::Counted(known(1)), s(1));
         }
         assert_eq!(first(&walks.end()), Some("a".into()), "all had theirs");
     }

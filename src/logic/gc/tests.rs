@@ -7,9 +7,9 @@ use super::*;
 use crate::testing::{exited, instance, nth, running_pod, sandbox};
 use ContainerState::{Created, Running, Unknown};
 
-const NOW: Wall = Wall::from_secs(10_000);
+const NOW: WallTime = WallTime::from_secs(10_000);
 
-fn age(at: Wall) -> Duration {
+fn age(at: WallTime) -> Duration {
     Duration::from_nanos((NOW.0 - at.0).unsigned_abs())
 }
 
@@ -24,15 +24,15 @@ fn listed(pods: &[PodRuntimeStatus]) -> Vec<PodItem> {
 }
 
 /// Pods whose UID begins with `gone` are gone.
-fn fate(uid: &PodUid) -> Fate {
+fn fate(uid: &PodUid) -> PodGcState {
     if uid.starts_with("gone") {
-        Fate::ContentRemovable
+        PodGcState::ContentRemovable
     } else {
-        Fate::Kept
+        PodGcState::Kept
     }
 }
 
-fn ids(removals: &[Removal]) -> String {
+fn ids(removals: &[InstanceRemoval]) -> String {
     removals
         .iter()
         .map(|r| {
@@ -173,7 +173,7 @@ fn dead_instances() {
         ..policy(0, None)
     };
     let mut dead = exited("a", 0);
-    dead.created_at = Wall::from_secs(9_950);
+    dead.created_at = WallTime::from_secs(9_950);
     let pods = [pod("p", vec![dead, exited("b", 0)])];
     let got = removable_containers(&listed(&pods), &fate, true, &young, &age);
     assert_eq!(ids(&got), "b-0", "younger than the minimum age");
@@ -196,15 +196,15 @@ fn after_a_death() {
     };
     // CLEAN-14
     for (name, died, keep, fate, expected) in [
-        ("same container only", "a-2", 1, Fate::Kept, "a-1 a-0"),
-        ("limit", "a-2", 2, Fate::Kept, "a-0"),
-        ("at least one stays", "a-2", 0, Fate::Kept, "a-1 a-0"),
-        ("unknown instance", "x-9", 1, Fate::Kept, ""),
+        ("same container only", "a-2", 1, PodGcState::Kept, "a-1 a-0"),
+        ("limit", "a-2", 2, PodGcState::Kept, "a-0"),
+        ("at least one stays", "a-2", 0, PodGcState::Kept, "a-1 a-0"),
+        ("unknown instance", "x-9", 1, PodGcState::Kept, ""),
         (
             "pod content may go",
             "x-9",
             1,
-            Fate::ContentRemovable,
+            PodGcState::ContentRemovable,
             "a-2 a-1 a-0 b-1 b-0",
         ),
     ] {

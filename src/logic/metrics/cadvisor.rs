@@ -6,36 +6,36 @@
 use alloc::{rc::Rc, vec::Vec};
 
 use super::{
-    exposition::{Family, Kind, Page, Samples, Value, families},
-    sample::{Rows, Sample},
+    exposition::{FamilyPage, MetricFamily, MetricType, SampleValue, SampleWriter, families},
+    sample::{SampleRows, UsageSample},
 };
 use crate::api::{
-    Wall,
-    stats::{Interface, Pressure, Stall, Traffic, Usage},
+    WallTime,
+    stats::{CgroupUsage, InterfaceCounts, PressureStall, ResourcePressure, TrafficCounts},
 };
 
 /// The page of one sample.
 #[must_use]
-pub fn page(sample: Rc<Sample>) -> Page<Rows> {
-    Page::new(FAMILIES, Rows::new(sample))
+pub fn page(sample: Rc<UsageSample>) -> FamilyPage<SampleRows> {
+    FamilyPage::new(FAMILIES, SampleRows::new(sample))
 }
 
 /// A control group.
-struct Row<'a> {
+struct CgroupRow<'a> {
     id: &'a str,
     container: &'a str,
     image: &'a str,
     name: &'a str,
     namespace: &'a str,
     pod: &'a str,
-    started_at: Wall,
-    usage: &'a Usage,
-    network: Option<&'a [Interface]>,
+    started_at: WallTime,
+    usage: &'a CgroupUsage,
+    network: Option<&'a [InterfaceCounts]>,
     /// Size of the container's files, if it is known.
     disk_bytes: Option<u64>,
 }
 
-impl Row<'_> {
+impl CgroupRow<'_> {
     /// Labels of the group, together with `more`, sorted.
     fn labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         let mut all = Vec::with_capacity(8);
@@ -56,16 +56,16 @@ impl Row<'_> {
 }
 
 /// Row `n`: the machine, the system's groups, pods, containers.
-fn row(rows: &Rows, n: usize) -> Option<Row<'_>> {
+fn row(rows: &SampleRows, n: usize) -> Option<CgroupRow<'_>> {
     let sample = &*rows.sample;
-    let system = |id, usage, network| Row {
+    let system = |id, usage, network| CgroupRow {
         id,
         container: "",
         image: "",
         name: "",
         namespace: "",
         pod: "",
-        started_at: Wall(0),
+        started_at: WallTime(0),
         usage,
         network,
         disk_bytes: None,
@@ -78,7 +78,7 @@ fn row(rows: &Rows, n: usize) -> Option<Row<'_>> {
     }
     let n = n - sample.groups.len();
     if let Some(pod) = rows.pod(n) {
-        return Some(Row {
+        return Some(CgroupRow {
             namespace: &pod.namespace,
             pod: &pod.name,
             started_at: pod.started_at,
@@ -86,7 +86,7 @@ fn row(rows: &Rows, n: usize) -> Option<Row<'_>> {
         });
     }
     let (pod, container) = rows.container(n - sample.pods.len())?;
-    Some(Row {
+    Some(CgroupRow {
         container: &container.name,
         image: &container.image,
         name: &container.id,
@@ -100,21 +100,21 @@ fn row(rows: &Rows, n: usize) -> Option<Row<'_>> {
 
 /// Writes a sample of each group that has the figure.
 fn each(
-    rows: &Rows,
+    rows: &SampleRows,
     n: usize,
-    samples: &mut Samples<'_>,
-    value: impl Fn(&Row<'_>) -> Option<Value>,
+    samples: &mut SampleWriter<'_>,
+    value: impl Fn(&CgroupRow<'_>) -> Option<SampleValue>,
 ) -> bool {
     with(rows, n, samples, &[], value)
 }
 
 /// Writes a sample of each group that has the figure, with more labels.
 fn with(
-    rows: &Rows,
+    rows: &SampleRows,
     n: usize,
-    samples: &mut Samples<'_>,
+    samples: &mut SampleWriter<'_>,
     more: &[(&str, &str)],
-    value: impl Fn(&Row<'_>) -> Option<Value>,
+    value: impl Fn(&CgroupRow<'_>) -> Option<SampleValue>,
 ) -> bool {
     let Some(row) = row(rows, n) else {
         return false;
@@ -126,38 +126,48 @@ fn with(
 }
 
 fn each_interface(
-    rows: &Rows,
+    rows: &SampleRows,
     n: usize,
-    samples: &mut Samples<'_>,
-    count: impl Fn(&Interface) -> u64,
+    samples: &mut SampleWriter<'_>,
+    count: impl Fn(&InterfaceCounts) -> u64,
 ) -> bool {
     let Some(row) = row(rows, n) else {
         return false;
     };
     for interface in row.network.unwrap_or_default() {
         let labels = row.labels(&[("interface", &interface.name)]);
-        let value = Value::Count(count(interface));
+        let value = SampleValue::Count(count(interface));
         samples.put(&labels, value, Some(rows.sample.machine.at));
     }
     true
 }
 
-fn rx(rows: &Rows, n: usize, s: &mut Samples<'_>, count: fn(&Traffic) -> u64) -> bool {
+fn rx(
+    rows: &SampleRows,
+    n: usize,
+    s: &mut SampleWriter<'_>,
+    count: fn(&TrafficCounts) -> u64,
+) -> bool {
     each_interface(rows, n, s, |i| count(&i.rx))
 }
 
-fn tx(rows: &Rows, n: usize, s: &mut Samples<'_>, count: fn(&Traffic) -> u64) -> bool {
+fn tx(
+    rows: &SampleRows,
+    n: usize,
+    s: &mut SampleWriter<'_>,
+    count: fn(&TrafficCounts) -> u64,
+) -> bool {
     each_interface(rows, n, s, |i| count(&i.tx))
 }
 
-fn faults(rows: &Rows, n: usize, samples: &mut Samples<'_>) -> bool {
+fn faults(rows: &SampleRows, n: usize, samples: &mut SampleWriter<'_>) -> bool {
     let Some(row) = row(rows, n) else {
         return false;
     };
     if let Some((all, major)) = row.usage.memory.and_then(|m| m.faults) {
         for (kind, count) in [("pgfault", all), ("pgmajfault", major)] {
             let labels = row.labels(&[("failure_type", kind), ("scope", "hierarchy")]);
-            samples.put(&labels, Value::Count(count), Some(row.usage.at));
+            samples.put(&labels, SampleValue::Count(count), Some(row.usage.at));
         }
     }
     true
@@ -165,54 +175,64 @@ fn faults(rows: &Rows, n: usize, samples: &mut Samples<'_>) -> bool {
 
 /// Writes a stall time of each group. `kind`: 0 for the processor, 1 for memory, 2 for disks.
 fn pressure(
-    rows: &Rows,
+    rows: &SampleRows,
     n: usize,
-    samples: &mut Samples<'_>,
+    samples: &mut SampleWriter<'_>,
     kind: usize,
-    stall: fn(&Pressure) -> &Stall,
+    stall: fn(&ResourcePressure) -> &PressureStall,
 ) -> bool {
     each(rows, n, samples, |row| {
         let pressure = row.usage.pressure.as_ref()?[kind].as_ref()?;
-        Some(Value::Nanos(stall(pressure).total_us.saturating_mul(1000)))
+        Some(SampleValue::Nanos(
+            stall(pressure).total_us.saturating_mul(1000),
+        ))
     })
 }
 
-fn cpu(row: &Row<'_>, ns: impl Fn(crate::api::stats::Cpu) -> Option<u64>) -> Option<Value> {
-    row.usage.cpu.and_then(ns).map(Value::Nanos)
+fn cpu(
+    row: &CgroupRow<'_>,
+    ns: impl Fn(crate::api::stats::CpuUsage) -> Option<u64>,
+) -> Option<SampleValue> {
+    row.usage.cpu.and_then(ns).map(SampleValue::Nanos)
 }
 
 fn throttled(
-    row: &Row<'_>,
-    value: impl Fn(crate::api::stats::Throttled) -> Value,
-) -> Option<Value> {
+    row: &CgroupRow<'_>,
+    value: impl Fn(crate::api::stats::CpuThrottling) -> SampleValue,
+) -> Option<SampleValue> {
     // A group without a quota is never throttled.
     row.usage.cpu_quota?;
     row.usage.cpu?.throttled.map(value)
 }
 
 fn memory(
-    row: &Row<'_>,
-    bytes: impl Fn(crate::api::stats::Memory) -> Option<u64>,
-) -> Option<Value> {
-    row.usage.memory.and_then(bytes).map(Value::Count)
+    row: &CgroupRow<'_>,
+    bytes: impl Fn(crate::api::stats::MemoryUsage) -> Option<u64>,
+) -> Option<SampleValue> {
+    row.usage.memory.and_then(bytes).map(SampleValue::Count)
 }
 
 /// Writes a sample about the machine.
-fn machine(rows: &Rows, n: usize, samples: &mut Samples<'_>, value: fn(&Sample) -> u64) -> bool {
+fn machine(
+    rows: &SampleRows,
+    n: usize,
+    samples: &mut SampleWriter<'_>,
+    value: fn(&UsageSample) -> u64,
+) -> bool {
     if n == 0 {
-        samples.put(&[], Value::Count(value(&rows.sample)), None);
+        samples.put(&[], SampleValue::Count(value(&rows.sample)), None);
     }
     n == 0
 }
 
 /// Sorted by name.
-const FAMILIES: &[Family<Rows>] = families![Family:
+const FAMILIES: &[MetricFamily<SampleRows>] = families![MetricFamily:
     "container_cpu_cfs_periods_total" Counter "Periods of the quota in which something ran."
-        |r, n, s| each(r, n, s, |row| throttled(row, |t| Value::Count(t.periods)));
+        |r, n, s| each(r, n, s, |row| throttled(row, |t| SampleValue::Count(t.periods)));
     "container_cpu_cfs_throttled_periods_total" Counter "Periods of the quota that ended early."
-        |r, n, s| each(r, n, s, |row| throttled(row, |t| Value::Count(t.throttled_periods)));
+        |r, n, s| each(r, n, s, |row| throttled(row, |t| SampleValue::Count(t.throttled_periods)));
     "container_cpu_cfs_throttled_seconds_total" Counter "Time for which the quota stopped what ran."
-        |r, n, s| each(r, n, s, |row| throttled(row, |t| Value::Nanos(t.throttled_ns)));
+        |r, n, s| each(r, n, s, |row| throttled(row, |t| SampleValue::Nanos(t.throttled_ns)));
     "container_cpu_system_seconds_total" Counter "Processor time in the kernel, in core-seconds."
         |r, n, s| each(r, n, s, |row| cpu(row, |c| c.user_system_ns.map(|(_, system)| system)));
     "container_cpu_usage_seconds_total" Counter "Processor time, in core-seconds."
@@ -222,10 +242,10 @@ const FAMILIES: &[Family<Rows>] = families![Family:
     "container_fs_usage_bytes" Gauge "What the container has written and logged, in bytes on disk."
         |r, n, s| {
             let device = r.sample.disk.device.as_str();
-            with(r, n, s, &[("device", device)], |row| row.disk_bytes.map(Value::Count))
+            with(r, n, s, &[("device", device)], |row| row.disk_bytes.map(SampleValue::Count))
         };
     "container_last_seen" Gauge "When these figures were read, in seconds since 1970."
-        |r, n, s| each(r, n, s, |row| (row.usage.at.0 > 0).then(|| Value::Time(Wall::from_secs(row.usage.at.secs()))));
+        |r, n, s| each(r, n, s, |row| (row.usage.at.0 > 0).then(|| SampleValue::Time(WallTime::from_secs(row.usage.at.secs()))));
     "container_memory_cache" Gauge "Page cache, in bytes."
         |r, n, s| each(r, n, s, |row| memory(row, |m| m.cache_bytes));
     "container_memory_failures_total" Counter "Page faults."
@@ -235,7 +255,7 @@ const FAMILIES: &[Family<Rows>] = families![Family:
     "container_memory_rss" Gauge "Anonymous memory, in bytes."
         |r, n, s| each(r, n, s, |row| memory(row, |m| m.rss_bytes));
     "container_memory_swap" Gauge "Swap, in bytes."
-        |r, n, s| each(r, n, s, |row| row.usage.swap.map(|swap| Value::Count(swap.usage_bytes)));
+        |r, n, s| each(r, n, s, |row| row.usage.swap.map(|swap| SampleValue::Count(swap.usage_bytes)));
     "container_memory_usage_bytes" Gauge "Memory with all page cache, in bytes."
         |r, n, s| each(r, n, s, |row| memory(row, |m| Some(m.usage_bytes)));
     "container_memory_working_set_bytes" Gauge "Memory without page cache that was not used lately, in bytes."
@@ -257,7 +277,7 @@ const FAMILIES: &[Family<Rows>] = families![Family:
     "container_network_transmit_packets_total" Counter "Packets sent."
         |r, n, s| tx(r, n, s, |t| t.packets);
     "container_oom_events_total" Counter "Processes that were killed for want of memory."
-        |r, n, s| each(r, n, s, |row| row.usage.oom_kills.map(Value::Count));
+        |r, n, s| each(r, n, s, |row| row.usage.oom_kills.map(SampleValue::Count));
     "container_pressure_cpu_stalled_seconds_total" Counter "Time in which everything waited for a processor."
         |r, n, s| pressure(r, n, s, 0, |p| &p.full);
     "container_pressure_cpu_waiting_seconds_total" Counter "Time in which something waited for a processor."
@@ -273,17 +293,17 @@ const FAMILIES: &[Family<Rows>] = families![Family:
     "container_scrape_error" Gauge "1 if the figures of containers could not be read, else 0."
         |r, n, s| machine(r, n, s, |sample| sample.failed.into());
     "container_spec_cpu_period" Gauge "Period of the quota, in microseconds."
-        |r, n, s| each(r, n, s, |row| row.usage.cpu_quota.map(|(_, period)| Value::Count(period)));
+        |r, n, s| each(r, n, s, |row| row.usage.cpu_quota.map(|(_, period)| SampleValue::Count(period)));
     "container_spec_cpu_quota" Gauge "Quota of processor time in a period, in microseconds."
-        |r, n, s| each(r, n, s, |row| row.usage.cpu_quota.map(|(quota, _)| Value::Count(quota)));
+        |r, n, s| each(r, n, s, |row| row.usage.cpu_quota.map(|(quota, _)| SampleValue::Count(quota)));
     "container_spec_cpu_shares" Gauge "Share of the processors, beside others."
-        |r, n, s| each(r, n, s, |row| row.usage.cpu_shares.map(Value::Count));
+        |r, n, s| each(r, n, s, |row| row.usage.cpu_shares.map(SampleValue::Count));
     "container_spec_memory_limit_bytes" Gauge "Limit of memory, in bytes; 0 for none."
         |r, n, s| each(r, n, s, |row| memory(row, |m| Some(m.limit_bytes.unwrap_or(0))));
     "container_start_time_seconds" Gauge "When it was started, in seconds since 1970."
-        |r, n, s| each(r, n, s, |row| (row.started_at.0 > 0 && row.usage.at.0 > 0).then_some(Value::Time(row.started_at)));
+        |r, n, s| each(r, n, s, |row| (row.started_at.0 > 0 && row.usage.at.0 > 0).then_some(SampleValue::Time(row.started_at)));
     "container_threads" Gauge "Processes and threads."
-        |r, n, s| each(r, n, s, |row| row.usage.pids.map(Value::Count));
+        |r, n, s| each(r, n, s, |row| row.usage.pids.map(SampleValue::Count));
     "machine_cpu_cores" Gauge "Processors of the machine."
         |r, n, s| machine(r, n, s, |sample| sample.cpu_milli / 1000);
     "machine_memory_bytes" Gauge "Memory of the machine, in bytes."

@@ -3,19 +3,21 @@
 
 use alloc::rc::Rc;
 
-use super::exposition::{Family, Kind, Page, Samples, Value, families};
+use super::exposition::{
+    FamilyPage, MetricFamily, MetricType, SampleValue, SampleWriter, families,
+};
 use crate::api::stats::{ClaimUsage, DiskUsage};
 
 /// Rows are sorted by namespace and claim; pods that share a claim have a row each, and the first counts.
 #[must_use]
-pub fn page(claims: Rc<[ClaimUsage]>) -> Page<Rc<[ClaimUsage]>> {
-    Page::new(FAMILIES, claims)
+pub fn page(claims: Rc<[ClaimUsage]>) -> FamilyPage<Rc<[ClaimUsage]>> {
+    FamilyPage::new(FAMILIES, claims)
 }
 
-type Rows = Rc<[ClaimUsage]>;
+type ClaimRows = Rc<[ClaimUsage]>;
 
 /// Sorted by name.
-const FAMILIES: &[Family<Rows>] = families![Family:
+const FAMILIES: &[MetricFamily<ClaimRows>] = families![MetricFamily:
     "kubelet_volume_stats_available_bytes" Gauge "Bytes of a volume that are free for everybody."
         |rows, n, s| one(rows, n, s, |c| c.fs.available_bytes);
     "kubelet_volume_stats_capacity_bytes" Gauge "Bytes of a volume."
@@ -31,9 +33,9 @@ const FAMILIES: &[Family<Rows>] = families![Family:
 ];
 
 fn one(
-    rows: &Rows,
+    rows: &ClaimRows,
     n: usize,
-    samples: &mut Samples<'_>,
+    samples: &mut SampleWriter<'_>,
     value: impl Fn(&ClaimUsage) -> u64,
 ) -> bool {
     let Some(row) = rows.get(n) else {
@@ -48,7 +50,7 @@ fn one(
             ("namespace", &*row.namespace),
             ("persistentvolumeclaim", &*row.claim),
         ];
-        samples.put(&labels, Value::Count(value(row)), None);
+        samples.put(&labels, SampleValue::Count(value(row)), None);
     }
     true
 }

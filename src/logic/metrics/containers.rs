@@ -3,12 +3,14 @@
 
 use alloc::{boxed::Box, vec::Vec};
 
-use super::exposition::{Family, Kind, Page, Samples, Value, families};
+use super::exposition::{
+    FamilyPage, MetricFamily, MetricType, SampleValue, SampleWriter, families,
+};
 use crate::api::pod_status::{ContainerStatus, PodStatus};
 
 /// Figures of a container, from its status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ContainerFigures {
+pub struct ContainerStatusFigures {
     /// Namespace of the pod.
     pub namespace: Box<str>,
     /// Name of the pod.
@@ -25,12 +27,12 @@ pub struct ContainerFigures {
 pub fn of_pod<'a>(
     (namespace, pod): (&'a str, &'a str),
     status: &'a PodStatus,
-) -> impl Iterator<Item = ContainerFigures> + 'a {
+) -> impl Iterator<Item = ContainerStatusFigures> + 'a {
     let all = status.init_container_statuses.iter();
     let all = all.chain(&status.container_statuses);
     all.map(move |container: &ContainerStatus| {
         let waiting = container.state.waiting.as_ref();
-        ContainerFigures {
+        ContainerStatusFigures {
             namespace: namespace.into(),
             pod: pod.into(),
             container: container.name.as_str().into(),
@@ -42,16 +44,16 @@ pub fn of_pod<'a>(
 
 /// The page of all containers.
 #[must_use]
-pub fn page(containers: Vec<ContainerFigures>) -> Page<Vec<ContainerFigures>> {
-    Page::new(FAMILIES, containers)
+pub fn page(containers: Vec<ContainerStatusFigures>) -> FamilyPage<Vec<ContainerStatusFigures>> {
+    FamilyPage::new(FAMILIES, containers)
 }
 
 /// Sorted by name.
-const FAMILIES: &[Family<Vec<ContainerFigures>>] = families![Family:
+const FAMILIES: &[MetricFamily<Vec<ContainerStatusFigures>>] = families![MetricFamily:
     "picolet_container_restarts_total" Counter "How often a container of a pod was started again."
         |rows, n, s| {
             each(rows, n, s, |row, labels, s| {
-                s.put(labels, Value::Count(row.restarts.into()), None);
+                s.put(labels, SampleValue::Count(row.restarts.into()), None);
             })
         };
     "picolet_container_waiting" Gauge "Why a container does not run: 1 for each that waits."
@@ -60,17 +62,17 @@ const FAMILIES: &[Family<Vec<ContainerFigures>>] = families![Family:
                 if !row.waiting.is_empty() {
                     let mut labels = labels.to_vec();
                     labels.push(("reason", &row.waiting));
-                    s.put(&labels, Value::Count(1), None);
+                    s.put(&labels, SampleValue::Count(1), None);
                 }
             })
         };
 ];
 
 fn each(
-    rows: &[ContainerFigures],
+    rows: &[ContainerStatusFigures],
     n: usize,
-    samples: &mut Samples<'_>,
-    put: impl Fn(&ContainerFigures, &[(&str, &str)], &mut Samples<'_>),
+    samples: &mut SampleWriter<'_>,
+    put: impl Fn(&ContainerStatusFigures, &[(&str, &str)], &mut SampleWriter<'_>),
 ) -> bool {
     let Some(row) = rows.get(n) else {
         return false;

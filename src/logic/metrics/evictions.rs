@@ -7,14 +7,14 @@ use super::histogram::{DEFAULT, Histogram};
 
 /// Counts of ended pods. Signals and resources are names in this program, of which there are few.
 #[derive(Clone, Debug, Default)]
-pub struct Evictions {
+pub struct EvictionCounts {
     pub(super) evicted: BTreeMap<&'static str, u64>,
     /// Age of the figures for which pods were evicted.
     pub(super) ages: BTreeMap<&'static str, Histogram<11>>,
     pub(super) preempted: BTreeMap<&'static str, u64>,
 }
 
-impl Evictions {
+impl EvictionCounts {
     /// Counts a pod that was evicted because a resource was short, or because the pod exceeded its own limits.
     pub fn evicted(&mut self, signal: &'static str) {
         *self.evicted.entry(signal).or_default() += 1;
@@ -36,14 +36,14 @@ impl Evictions {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::own::{Counters, tests::page_of},
+        super::own::{AgentCounters, tests::page_of},
         *,
     };
 
     #[test]
     fn families() {
         // EVICT-14 ADM-15
-        let mut counters = Counters::default();
+        let mut counters = AgentCounters::default();
         let evictions = counters.evictions();
         evictions.evicted("memory.available");
         evictions.evicted("memory.available");

@@ -9,14 +9,14 @@
 use alloc::{boxed::Box, string::String};
 use core::fmt::Write as _;
 
-use crate::api::Wall;
+use crate::api::WallTime;
 
 /// Bytes after which a piece of a page ends; one row's samples may be longer.
 pub const PIECE_BYTES: usize = 8 * 1024;
 
 /// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricType {
     /// Only grows.
     Counter,
     /// Goes up and down.
@@ -25,7 +25,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricType {
     const fn word(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -37,39 +37,39 @@ impl Kind {
 
 /// Value of a sample, in the unit in which it was counted. It is written in Prometheus' units: seconds, bytes, pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum SampleValue {
     /// Plain number.
     Count(u64),
     /// Nanoseconds, written as seconds.
     Nanos(u64),
     /// Time, written as seconds since 1970.
-    Time(Wall),
+    Time(WallTime),
     /// Seconds that are left, negative once they are over; `None`: there is no end.
     Left(Option<i64>),
     /// Percent, written as a part of one.
     Percent(u8),
 }
 
-impl From<u64> for Value {
+impl From<u64> for SampleValue {
     fn from(count: u64) -> Self {
         Self::Count(count)
     }
 }
 
-impl From<usize> for Value {
+impl From<usize> for SampleValue {
     fn from(count: usize) -> Self {
         Self::Count(u64::try_from(count).unwrap_or(u64::MAX))
     }
 }
 
-impl From<bool> for Value {
+impl From<bool> for SampleValue {
     /// Returns 1 for true, 0 for false.
     fn from(holds: bool) -> Self {
         Self::Count(holds.into())
     }
 }
 
-impl core::fmt::Display for Value {
+impl core::fmt::Display for SampleValue {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         const NS_PER_S: u64 = 1_000_000_000;
         match self {
@@ -91,27 +91,33 @@ impl core::fmt::Display for Value {
 }
 
 /// Labels of a sample, sorted by name. Names are plain words.
-pub type Labels<'a> = &'a [(&'a str, &'a str)];
+pub type MetricLabels<'a> = &'a [(&'a str, &'a str)];
 
 /// Writer of the samples of one family.
 #[derive(Debug)]
-pub struct Samples<'a> {
+pub struct SampleWriter<'a> {
     out: &'a mut String,
     name: &'a str,
-    kind: Kind,
+    kind: MetricType,
     help: &'a str,
     /// Set if `# HELP` and `# TYPE` were written.
     told: &'a mut bool,
 }
 
-impl Samples<'_> {
+impl SampleWriter<'_> {
     /// Writes a sample; `at`: its time, unless that is now.
-    pub fn put(&mut self, labels: Labels<'_>, value: Value, at: Option<Wall>) {
+    pub fn put(&mut self, labels: MetricLabels<'_>, value: SampleValue, at: Option<WallTime>) {
         self.line("", labels, value, at);
     }
 
     /// Writes a line whose name is that of the family followed by `suffix`.
-    pub fn line(&mut self, suffix: &str, labels: Labels<'_>, value: Value, at: Option<Wall>) {
+    pub fn line(
+        &mut self,
+        suffix: &str,
+        labels: MetricLabels<'_>,
+        value: SampleValue,
+        at: Option<WallTime>,
+    ) {
         let out = &mut *self.out;
         if !*self.told {
             *self.told = true;
@@ -155,37 +161,37 @@ fn escape(out: &mut String, text: &str, quotes: bool) {
 
 /// Metric family of a page over rows `R`.
 #[derive(Clone, Copy, Debug)]
-pub struct Family<R: ?Sized> {
+pub struct MetricFamily<R: ?Sized> {
     /// Name.
     pub name: &'static str,
     /// Kind.
-    pub kind: Kind,
+    pub kind: MetricType,
     /// Meaning of the family, in a sentence.
     pub help: &'static str,
     /// Writes the samples of row `n`. Returns false if there is no such row.
-    pub samples: fn(&R, usize, &mut Samples<'_>) -> bool,
+    pub samples: fn(&R, usize, &mut SampleWriter<'_>) -> bool,
 }
 
-/// Builds a table of families of a type with the fields of [`Family`]: name, kind, help, samples.
+/// Builds a table of families of a type with the fields of [`MetricFamily`]: name, kind, help, samples.
 macro_rules! families {
     ($family:ident: $($name:literal $kind:ident $help:literal $samples:expr;)*) => {
-        &[$($family { name: $name, kind: Kind::$kind, help: $help, samples: $samples }),*]
+        &[$($family { name: $name, kind: MetricType::$kind, help: $help, samples: $samples }),*]
     };
 }
 pub(super) use families;
 
 /// A page, piece by piece.
-pub struct Page<R: 'static> {
-    families: &'static [Family<R>],
+pub struct FamilyPage<R: 'static> {
+    families: &'static [MetricFamily<R>],
     rows: R,
     family: usize,
     row: usize,
     told: bool,
 }
 
-impl<R> Page<R> {
+impl<R> FamilyPage<R> {
     /// Creates a page of these families over `rows`.
-    pub const fn new(families: &'static [Family<R>], rows: R) -> Self {
+    pub const fn new(families: &'static [MetricFamily<R>], rows: R) -> Self {
         Self {
             families,
             rows,
@@ -196,14 +202,14 @@ impl<R> Page<R> {
     }
 }
 
-impl<R> Iterator for Page<R> {
+impl<R> Iterator for FamilyPage<R> {
     type Item = String;
 
     /// Writes the next piece: whole lines, never empty.
     fn next(&mut self) -> Option<String> {
         let mut out = String::new();
         while let Some(family) = self.families.get(self.family) {
-            let mut samples = Samples {
+            let mut samples = SampleWriter {
                 out: &mut out,
                 name: family.name,
                 kind: family.kind,
@@ -225,22 +231,22 @@ impl<R> Iterator for Page<R> {
 }
 
 /// Pieces of a page, as its reader gets them.
-pub type Pieces = Box<dyn Iterator<Item = String>>;
+pub type PagePieces = Box<dyn Iterator<Item = String>>;
 
 /// Writer of small pages, one family after the other.
 #[derive(Debug, Default)]
-pub struct Text(pub String);
+pub struct MetricsText(pub String);
 
-impl Text {
+impl MetricsText {
     /// Writes all samples of one family.
     pub fn family(
         &mut self,
         name: &str,
-        kind: Kind,
+        kind: MetricType,
         help: &str,
-        samples: impl FnOnce(&mut Samples<'_>),
+        samples: impl FnOnce(&mut SampleWriter<'_>),
     ) {
-        samples(&mut Samples {
+        samples(&mut SampleWriter {
             out: &mut self.0,
             name,
             kind,
@@ -258,17 +264,17 @@ mod tests {
     #[test]
     fn values() {
         for (value, want) in [
-            (Value::Count(0), "0"),
-            (Value::Count(u64::MAX), "18446744073709551615"),
-            (Value::Nanos(0), "0"),
-            (Value::Nanos(1), "0.000000001"),
-            (Value::Nanos(1_500_000_000), "1.5"),
-            (Value::Nanos(60_000_000_000), "60"),
+            (SampleValue::Count(0), "0"),
+            (SampleValue::Count(u64::MAX), "18446744073709551615"),
+            (SampleValue::Nanos(0), "0"),
+            (SampleValue::Nanos(1), "0.000000001"),
+            (SampleValue::Nanos(1_500_000_000), "1.5"),
+            (SampleValue::Nanos(60_000_000_000), "60"),
             (
-                Value::Time(Wall(1_700_000_000_250_000_000)),
+                SampleValue::Time(WallTime(1_700_000_000_250_000_000)),
                 "1700000000.25",
             ),
-            (Value::Time(Wall(-1)), "0"),
+            (SampleValue::Time(WallTime(-1)), "0"),
         ] {
             assert_eq!(value.to_string(), want);
         }
@@ -277,13 +283,13 @@ mod tests {
     #[test]
     fn lines() {
         // MET-01
-        let mut text = Text::default();
-        text.family("a_total", Kind::Counter, "Says \"a\\b\nc\".", |s| {
-            s.put(&[], Value::Count(1), None);
-            let at = Some(Wall(1_700_000_000_999_999_999));
-            s.put(&[("x", "q\"b\\n\n"), ("y", "ü")], Value::Count(2), at);
+        let mut text = MetricsText::default();
+        text.family("a_total", MetricType::Counter, "Says \"a\\b\nc\".", |s| {
+            s.put(&[], SampleValue::Count(1), None);
+            let at = Some(WallTime(1_700_000_000_999_999_999));
+            s.put(&[("x", "q\"b\\n\n"), ("y", "ü")], SampleValue::Count(2), at);
         });
-        text.family("none", Kind::Gauge, "Never.", |_| {});
+        text.family("none", MetricType::Gauge, "Never.", |_| {});
         assert_eq!(
             text.0,
             concat!(
@@ -298,37 +304,37 @@ mod tests {
     fn pieces_are_bounded_and_whole() {
         // MET-01: a reader that is slow makes nothing wait but the piece it has.
         const ROWS: usize = 2000;
-        const FAMILIES: &[Family<usize>] = &[
-            Family {
+        const FAMILIES: &[MetricFamily<usize>] = &[
+            MetricFamily {
                 name: "a",
-                kind: Kind::Gauge,
+                kind: MetricType::Gauge,
                 help: "A.",
                 samples: |rows, n, s| {
                     if n < *rows {
-                        s.put(&[("row", "r")], Value::Count(7), None);
+                        s.put(&[("row", "r")], SampleValue::Count(7), None);
                     }
                     n < *rows
                 },
             },
-            Family {
+            MetricFamily {
                 name: "empty",
-                kind: Kind::Gauge,
+                kind: MetricType::Gauge,
                 help: "Without samples.",
                 samples: |rows, n, _| n < *rows,
             },
-            Family {
+            MetricFamily {
                 name: "b",
-                kind: Kind::Gauge,
+                kind: MetricType::Gauge,
                 help: "B.",
                 samples: |_, n, s| {
                     if n == 0 {
-                        s.put(&[], Value::Count(1), None);
+                        s.put(&[], SampleValue::Count(1), None);
                     }
                     n == 0
                 },
             },
         ];
-        let pieces: Vec<String> = Page::new(FAMILIES, ROWS).collect();
+        let pieces: Vec<String> = FamilyPage::new(FAMILIES, ROWS).collect();
         assert!(pieces.len() > 2);
         assert!(pieces.iter().all(|p| p.len() < PIECE_BYTES + 200));
         assert!(pieces.iter().all(|p| p.ends_with('\n')));
@@ -336,6 +342,9 @@ mod tests {
         assert_eq!(whole.lines().filter(|l| l.starts_with("a{")).count(), ROWS);
         assert_eq!(whole.matches("# TYPE").count(), 2);
         assert!(whole.ends_with("# HELP b B.\n# TYPE b gauge\nb 1\n"));
-        assert_eq!(Page::new(&[] as &[Family<usize>], 1).next(), None);
+        assert_eq!(
+            FamilyPage::new(&[] as &[MetricFamily<usize>], 1).next(),
+            None
+        );
     }
 }

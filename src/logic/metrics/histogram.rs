@@ -2,13 +2,13 @@
 
 use core::time::Duration;
 
-use super::exposition::{Labels, Samples, Value};
+use super::exposition::{MetricLabels, SampleValue, SampleWriter};
 
 /// Upper bounds: as the text form writes them, and in nanoseconds; ascending.
-pub type Bounds<const N: usize> = [(&'static str, u64); N];
+pub type BucketBounds<const N: usize> = [(&'static str, u64); N];
 
 /// Prometheus' default buckets, 5 ms to 10 s.
-pub const DEFAULT: Bounds<11> = [
+pub const DEFAULT: BucketBounds<11> = [
     ("0.005", 5_000_000),
     ("0.01", 10_000_000),
     ("0.025", 25_000_000),
@@ -23,7 +23,7 @@ pub const DEFAULT: Bounds<11> = [
 ];
 
 /// A kubelet's buckets of calls to its runtime: 5 ms, and each two and a half times the one before.
-pub const OPERATION: Bounds<14> = [
+pub const OPERATION: BucketBounds<14> = [
     ("0.005", 5_000_000),
     ("0.0125", 12_500_000),
     ("0.03125", 31_250_000),
@@ -41,7 +41,7 @@ pub const OPERATION: Bounds<14> = [
 ];
 
 /// A kubelet's buckets of starts of pods.
-pub const POD_START: Bounds<25> = [
+pub const POD_START: BucketBounds<25> = [
     ("0.5", 500_000_000),
     ("1", 1_000_000_000),
     ("2", 2_000_000_000),
@@ -70,7 +70,7 @@ pub const POD_START: Bounds<25> = [
 ];
 
 /// A kubelet's buckets of containers in a pod; a container counts as a second.
-pub const CONTAINERS: Bounds<5> = [
+pub const CONTAINERS: BucketBounds<5> = [
     ("1", 1_000_000_000),
     ("2", 2_000_000_000),
     ("4", 4_000_000_000),
@@ -98,7 +98,7 @@ impl<const N: usize> Default for Histogram<N> {
 
 impl<const N: usize> Histogram<N> {
     /// Counts a duration.
-    pub fn observe(&mut self, bounds: &Bounds<N>, took: Duration) {
+    pub fn observe(&mut self, bounds: &BucketBounds<N>, took: Duration) {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         if let Some(n) = bounds.iter().position(|(_, bound)| ns <= *bound) {
             self.counts[n] = self.counts[n].saturating_add(1);
@@ -114,7 +114,12 @@ impl<const N: usize> Histogram<N> {
     }
 
     /// Writes the samples of one series. The label `le` is sorted in between `labels`.
-    pub fn write(&self, bounds: &Bounds<N>, labels: Labels<'_>, samples: &mut Samples<'_>) {
+    pub fn write(
+        &self,
+        bounds: &BucketBounds<N>,
+        labels: MetricLabels<'_>,
+        samples: &mut SampleWriter<'_>,
+    ) {
         let mut all = labels.to_vec();
         let at = all.iter().position(|(name, _)| *name > "le");
         let at = at.unwrap_or(all.len());
@@ -123,31 +128,31 @@ impl<const N: usize> Histogram<N> {
         for ((bound, _), count) in bounds.iter().zip(self.counts) {
             sum = sum.saturating_add(count.into());
             all[at].1 = bound;
-            samples.line("_bucket", &all, Value::Count(sum), None);
+            samples.line("_bucket", &all, SampleValue::Count(sum), None);
         }
         all[at].1 = "+Inf";
-        samples.line("_bucket", &all, Value::Count(self.count), None);
-        samples.line("_sum", labels, Value::Nanos(self.sum_ns), None);
-        samples.line("_count", labels, Value::Count(self.count), None);
+        samples.line("_bucket", &all, SampleValue::Count(self.count), None);
+        samples.line("_sum", labels, SampleValue::Nanos(self.sum_ns), None);
+        samples.line("_count", labels, SampleValue::Count(self.count), None);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        super::exposition::{Kind, Text},
+        super::exposition::{MetricType, MetricsText},
         *,
     };
 
     #[test]
     fn counts_are_cumulative() {
-        const BOUNDS: Bounds<2> = [("0.01", 10_000_000), ("1", 1_000_000_000)];
+        const BOUNDS: BucketBounds<2> = [("0.01", 10_000_000), ("1", 1_000_000_000)];
         let mut histogram = Histogram::default();
         for ms in [10, 11, 1000, 5000] {
             histogram.observe(&BOUNDS, Duration::from_millis(ms));
         }
-        let mut text = Text::default();
-        text.family("h", Kind::Histogram, "H.", |s| {
+        let mut text = MetricsText::default();
+        text.family("h", MetricType::Histogram, "H.", |s| {
             histogram.write(&BOUNDS, &[("a", "1"), ("z", "2")], s);
         });
         assert_eq!(
@@ -164,7 +169,7 @@ mod tests {
 
     #[test]
     fn bounds_are_what_they_say() {
-        fn check<const N: usize>(bounds: &Bounds<N>) {
+        fn check<const N: usize>(bounds: &BucketBounds<N>) {
             for (text, ns) in bounds {
                 let seconds: f64 = text.parse().expect("a number");
                 let said = Duration::from_secs_f64(seconds).as_nanos();

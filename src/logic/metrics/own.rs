@@ -5,27 +5,27 @@ use alloc::{collections::BTreeMap, string::String};
 use core::time::Duration;
 
 use super::{
-    evictions::Evictions,
-    exposition::{Kind, Samples, Text, Value, families},
+    evictions::EvictionCounts,
+    exposition::{MetricType, MetricsText, SampleValue, SampleWriter, families},
     histogram::{CONTAINERS, DEFAULT, Histogram, OPERATION, POD_START},
-    plugins::Plugins,
+    plugins::PluginCounts,
 };
 use crate::{
     api::{
-        Wall,
+        WallTime,
         cri::FsInfo,
         link::{LinkBytes, LinkClass},
     },
-    check::Disk,
-    eviction::Conditions,
-    housekeeping::{Gauges, Totals, WorkConfig},
+    check::DiskWearFacts,
+    eviction::PressureConditions,
+    housekeeping::{PodGauges, PodTotals, WorkConfig},
     pleg::RunningCounts,
 };
 
 /// Calls to the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named like the methods")]
-pub enum Operation {
+pub enum RuntimeOperation {
     Status,
     ListPods,
     PodStatus,
@@ -52,7 +52,7 @@ pub enum Operation {
     UpdatePodCidrs,
 }
 
-impl Operation {
+impl RuntimeOperation {
     /// The label `operation_type` of each, in order: a kubelet's words.
     const LABELS: [&'static str; 24] = [
         "status",
@@ -99,56 +99,56 @@ impl ContainerType {
 
 /// Kind of a call of a pod worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum WorkerCallKind {
     /// Sync: brings the pod to its desired state.
     Sync,
     /// Kill: ends the pod.
     Kill,
 }
 
-impl Work {
+impl WorkerCallKind {
     const LABELS: [&'static str; 2] = ["sync", "kill"];
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Calls {
+struct OperationCounts {
     errors: u64,
     took: Histogram<14>,
 }
 
 /// Counters that the agent keeps while it works.
 #[derive(Clone, Debug, Default)]
-pub struct Counters {
-    calls: [Calls; Operation::LABELS.len()],
+pub struct AgentCounters {
+    calls: [OperationCounts; RuntimeOperation::LABELS.len()],
     relist: Histogram<11>,
     relist_interval: Histogram<11>,
-    relist_seen: Wall,
+    relist_seen: WallTime,
     discarded_events: u64,
     pod_start: Histogram<25>,
     worker_start: Histogram<11>,
     containers: Histogram<5>,
-    work: [Histogram<11>; Work::LABELS.len()],
+    work: [Histogram<11>; WorkerCallKind::LABELS.len()],
     started: [u64; ContainerType::LABELS.len()],
     /// Failed starts by kind and reason. The reasons are names in this program: there are few.
     start_errors: BTreeMap<(ContainerType, &'static str), u64>,
     /// Rejected pods by reason; there are few reasons.
     rejections: BTreeMap<&'static str, u64>,
     /// Pods that the node itself ended.
-    evictions: Evictions,
-    plugins: Plugins,
+    evictions: EvictionCounts,
+    plugins: PluginCounts,
 }
-const _: () = assert!(size_of::<Counters>() <= 4096, "one in an agent");
+const _: () = assert!(size_of::<AgentCounters>() <= 4096, "one in an agent");
 
-impl Counters {
+impl AgentCounters {
     /// Counts a call to the runtime that came back.
-    pub fn called(&mut self, operation: Operation, took: Duration, ok: bool) {
+    pub fn called(&mut self, operation: RuntimeOperation, took: Duration, ok: bool) {
         let calls = &mut self.calls[operation as usize];
         calls.took.observe(&OPERATION, took);
         calls.errors += u64::from(!ok);
     }
 
     /// Counts a relist that ended; `since`: time since the one before began.
-    pub fn relisted(&mut self, took: Duration, since: Option<Duration>, at: Wall) {
+    pub fn relisted(&mut self, took: Duration, since: Option<Duration>, at: WallTime) {
         self.relist.observe(&DEFAULT, took);
         if let Some(since) = since {
             self.relist_interval.observe(&DEFAULT, since);
@@ -167,12 +167,12 @@ impl Counters {
     }
 
     /// Counters of pods that the node itself ends.
-    pub const fn evictions(&mut self) -> &mut Evictions {
+    pub const fn evictions(&mut self) -> &mut EvictionCounts {
         &mut self.evictions
     }
 
     /// Counters of device plugins.
-    pub const fn plugins(&mut self) -> &mut Plugins {
+    pub const fn plugins(&mut self) -> &mut PluginCounts {
         &mut self.plugins
     }
 
@@ -190,7 +190,7 @@ impl Counters {
     }
 
     /// Counts a call of a pod worker that ended.
-    pub fn worked(&mut self, work: Work, took: Duration) {
+    pub fn worked(&mut self, work: WorkerCallKind, took: Duration) {
         self.work[work as usize].observe(&DEFAULT, took);
     }
 
@@ -205,7 +205,7 @@ impl Counters {
 
 /// Figures from which the page is made.
 #[derive(Clone, Debug)]
-pub struct Facts<'a> {
+pub struct AgentMetricFacts<'a> {
     /// Name of the node.
     pub node: &'a str,
     /// Version of the agent.
@@ -213,13 +213,13 @@ pub struct Facts<'a> {
     /// Version of the control groups.
     pub cgroup_version: u64,
     /// Start of the agent.
-    pub started_at: Wall,
+    pub started_at: WallTime,
     /// Usage of the agent; `None`: it could not be read.
-    pub process: Option<Process>,
+    pub process: Option<ProcessUsage>,
     /// Gauges, set with every pass of housekeeping.
-    pub gauges: Gauges,
+    pub gauges: PodGauges,
     /// Totals, which only grow.
-    pub totals: Totals,
+    pub totals: PodTotals,
     /// Counts of the last relist.
     pub running: RunningCounts,
     /// Slots of the pod table: taken ones, and all.
@@ -233,24 +233,24 @@ pub struct Facts<'a> {
     /// Traffic of the link.
     pub link: LinkBytes,
     /// Figures of the machine.
-    pub machine: Machine,
+    pub machine: MachineFigures,
     /// Counters of the agent's work.
-    pub counters: &'a Counters,
+    pub counters: &'a AgentCounters,
 }
 
 /// Figures of the machine that alarms need and that no other program on a board exports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machine {
+pub struct MachineFigures {
     /// Set if the node is ready.
     pub ready: bool,
     /// Pressure conditions of the node.
-    pub pressure: Conditions,
+    pub pressure: PressureConditions,
     /// Set if the clock is kept right (NTP, GPS); `None`: the kernel does not say.
     pub clock_synchronized: Option<bool>,
     /// File system of the root directory.
     pub fs: Option<FsInfo>,
     /// Disk below that file system.
-    pub disk: Option<Disk>,
+    pub disk: Option<DiskWearFacts>,
     /// Seconds for which the client certificate is still valid. `None`: the agent keeps none. `Some(None)`: it has none
     /// yet.
     pub certificate_s: Option<Option<i64>>,
@@ -258,7 +258,7 @@ pub struct Machine {
 
 /// Usage of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Process {
+pub struct ProcessUsage {
     /// Processor time, nanoseconds.
     pub cpu_ns: u64,
     /// Memory that is mapped in, bytes.
@@ -270,17 +270,17 @@ pub struct Process {
 /// Metric family of the page.
 struct AgentFamily {
     name: &'static str,
-    kind: Kind,
+    kind: MetricType,
     help: &'static str,
-    samples: fn(&Facts<'_>, &mut Samples<'_>),
+    samples: fn(&AgentMetricFacts<'_>, &mut SampleWriter<'_>),
 }
 
 /// Writes the page: about 20 KiB once all families have samples.
 #[must_use]
-pub fn page(facts: &Facts<'_>) -> String {
-    let mut text = Text::default();
+pub fn page(facts: &AgentMetricFacts<'_>) -> String {
+    let mut text = MetricsText::default();
     for family in FAMILIES {
-        let samples = |s: &mut Samples<'_>| (family.samples)(facts, s);
+        let samples = |s: &mut SampleWriter<'_>| (family.samples)(facts, s);
         text.family(family.name, family.kind, family.help, samples);
     }
     text.0
@@ -318,7 +318,7 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
     "kubelet_started_containers_errors_total" Counter "Containers that could not be started."
         |f, s| for ((kind, code), n) in &f.counters.start_errors {
             let kind = ContainerType::LABELS[*kind as usize];
-            s.put(&[("code", *code), ("container_type", kind)], Value::Count(*n), None);
+            s.put(&[("code", *code), ("container_type", kind)], SampleValue::Count(*n), None);
         };
     "kubelet_admission_rejections_total" Counter "Pods that admission refused."
         |f, s| by_name(s, "reason", &f.counters.rejections);
@@ -341,7 +341,7 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
     "kubelet_containers_per_pod_count" Histogram "Containers of pods, once a pod, at its first sync."
         |f, s| f.counters.containers.write(&CONTAINERS, &[], s);
     "kubelet_pod_worker_duration_seconds" Histogram "Calls of pod workers."
-        |f, s| for (work, took) in Work::LABELS.iter().zip(&f.counters.work) {
+        |f, s| for (work, took) in WorkerCallKind::LABELS.iter().zip(&f.counters.work) {
             took.write(&DEFAULT, &[("operation_type", work)], s);
         };
 
@@ -361,7 +361,7 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
     "kubelet_pleg_relist_interval_seconds" Histogram "Time between relists."
         |f, s| f.counters.relist_interval.write(&DEFAULT, &[], s);
     "kubelet_pleg_last_seen_seconds" Gauge "When the last relist ended, in seconds since 1970."
-        |f, s| one(s, Value::Time(f.counters.relist_seen));
+        |f, s| one(s, SampleValue::Time(f.counters.relist_seen));
     "kubelet_pleg_discard_events" Counter "Changes at the runtime that found no room; their pods are looked at later."
         |f, s| one(s, f.counters.discarded_events);
 
@@ -378,17 +378,17 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
     "picolet_figure_readers" Gauge "Answers with figures under way, this one not counted."
         |f, s| one(s, f.readers);
     "picolet_apiserver_answer_age_seconds" Gauge "Time since the apiserver last answered."
-        |f, s| some(s, f.apiserver_age.map(|age| Value::Nanos(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX))));
+        |f, s| some(s, f.apiserver_age.map(|age| SampleValue::Nanos(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX))));
     "picolet_link_bytes_total" Counter "Bytes of the agent that left this machine or came to it, with headers, by what they were for."
         |f, s| for (class, both) in LinkClass::NAMES.iter().zip(f.link.0) {
             for (direction, n) in ["in", "out"].into_iter().zip(both) {
-                s.put(&[("class", *class), ("direction", direction)], Value::Count(n), None);
+                s.put(&[("class", *class), ("direction", direction)], SampleValue::Count(n), None);
             }
         };
     "process_start_time_seconds" Gauge "When the agent was started, in seconds since 1970."
-        |f, s| one(s, Value::Time(f.started_at));
+        |f, s| one(s, SampleValue::Time(f.started_at));
     "process_cpu_seconds_total" Counter "Processor time of the agent."
-        |f, s| some(s, f.process.map(|process| Value::Nanos(process.cpu_ns)));
+        |f, s| some(s, f.process.map(|process| SampleValue::Nanos(process.cpu_ns)));
     "process_resident_memory_bytes" Gauge "Memory of the agent that is mapped in."
         |f, s| some(s, f.process.map(|process| process.resident_bytes));
     "process_open_fds" Gauge "Open files of the agent."
@@ -399,7 +399,7 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
     "picolet_clock_synchronized" Gauge "Whether somebody keeps the clock right (NTP, GPS): 1, or 0."
         |f, s| some(s, f.machine.clock_synchronized);
     "kubelet_certificate_manager_client_ttl_seconds" Gauge "Seconds for which the client certificate still holds."
-        |f, s| some(s, f.machine.certificate_s.map(Value::Left));
+        |f, s| some(s, f.machine.certificate_s.map(SampleValue::Left));
     "picolet_filesystem_avail_bytes" Gauge "Bytes that are free for everybody on the file system of the root directory."
         |f, s| some(s, f.machine.fs.map(|fs| fs.available_bytes));
     "picolet_filesystem_files" Gauge "Inodes of the file system of the root directory."
@@ -409,11 +409,11 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
     "picolet_filesystem_size_bytes" Gauge "Bytes of the file system of the root directory."
         |f, s| some(s, f.machine.fs.map(|fs| fs.capacity_bytes));
     "picolet_disk_written_bytes_total" Counter "Bytes written to the disk of the root directory since the machine was started."
-        |f, s| of_disk(f, s, |disk| Some(Value::Count(disk.written)));
+        |f, s| of_disk(f, s, |disk| Some(SampleValue::Count(disk.written)));
     "picolet_disk_at_its_end" Gauge "Whether the disk says that its spare blocks come to an end: 1, or 0."
         |f, s| of_disk(f, s, |disk| Some(disk.at_its_end.into()));
     "picolet_disk_used_life_ratio" Gauge "How much of the life of the disk is used at most, as it says: 1 is all."
-        |f, s| of_disk(f, s, |disk| disk.used_life.map(Value::Percent));
+        |f, s| of_disk(f, s, |disk| disk.used_life.map(SampleValue::Percent));
 ];
 
 /// Label of calls to the runtime.
@@ -421,19 +421,19 @@ const OPERATION_TYPE: &str = "operation_type";
 /// Conditions of the Node, whether they hold or not.
 const CONDITIONS: [&str; 4] = ["DiskPressure", "MemoryPressure", "PIDPressure", "Ready"];
 
-impl Counters {
-    const fn sandboxes(&self) -> &Calls {
-        &self.calls[Operation::RunPodSandbox as usize]
+impl AgentCounters {
+    const fn sandboxes(&self) -> &OperationCounts {
+        &self.calls[RuntimeOperation::RunPodSandbox as usize]
     }
 
     /// Kinds of calls that were made, with their labels.
-    fn calls_made(&self) -> impl Iterator<Item = (&'static str, &Calls)> {
-        let all = Operation::LABELS.into_iter().zip(&self.calls);
+    fn calls_made(&self) -> impl Iterator<Item = (&'static str, &OperationCounts)> {
+        let all = RuntimeOperation::LABELS.into_iter().zip(&self.calls);
         all.filter(|(_, calls)| calls.took.count() > 0)
     }
 }
 
-impl Machine {
+impl MachineFigures {
     fn holds(&self, condition: &str) -> bool {
         match condition {
             "Ready" => self.ready,
@@ -443,20 +443,20 @@ impl Machine {
 }
 
 /// Writes the one sample of a family.
-fn one(s: &mut Samples<'_>, value: impl Into<Value>) {
+fn one(s: &mut SampleWriter<'_>, value: impl Into<SampleValue>) {
     s.put(&[], value.into(), None);
 }
 
 /// Writes the one sample of a family, if there is a value.
-fn some(s: &mut Samples<'_>, value: Option<impl Into<Value>>) {
+fn some(s: &mut SampleWriter<'_>, value: Option<impl Into<SampleValue>>) {
     if let Some(value) = value {
         one(s, value);
     }
 }
 
 /// Writes one sample for each value of a label.
-fn each<'a, V: Into<Value>>(
-    s: &mut Samples<'_>,
+fn each<'a, V: Into<SampleValue>>(
+    s: &mut SampleWriter<'_>,
     label: &str,
     values: impl IntoIterator<Item = (&'a str, V)>,
 ) {
@@ -465,22 +465,26 @@ fn each<'a, V: Into<Value>>(
     }
 }
 
-fn by_name(s: &mut Samples<'_>, label: &str, counts: &BTreeMap<&'static str, u64>) {
+fn by_name(s: &mut SampleWriter<'_>, label: &str, counts: &BTreeMap<&'static str, u64>) {
     each(s, label, counts.iter().map(|(name, n)| (*name, *n)));
 }
 
 /// Writes one sample for each of (not static, static).
-fn by_static<V: Into<Value>>(s: &mut Samples<'_>, values: [V; 2]) {
+fn by_static<V: Into<SampleValue>>(s: &mut SampleWriter<'_>, values: [V; 2]) {
     each(s, "static", ["", "true"].into_iter().zip(values));
 }
 
-fn of_disk(f: &Facts<'_>, s: &mut Samples<'_>, value: fn(&Disk) -> Option<Value>) {
+fn of_disk(
+    f: &AgentMetricFacts<'_>,
+    s: &mut SampleWriter<'_>,
+    value: fn(&DiskWearFacts) -> Option<SampleValue>,
+) {
     if let Some(disk) = &f.machine.disk {
         each(s, "device", value(disk).map(|value| (&*disk.name, value)));
     }
 }
 
-fn working_pods(f: &Facts<'_>, s: &mut Samples<'_>) {
+fn working_pods(f: &AgentMetricFacts<'_>, s: &mut SampleWriter<'_>) {
     let states = ["sync", "terminating", "terminated"];
     for (lifecycle, counts) in states.into_iter().zip(f.gauges.working) {
         for ((config, is_static), n) in WorkConfig::LABELS.into_iter().zip(counts) {
@@ -501,30 +505,30 @@ pub(super) mod tests {
     use super::*;
 
     /// The page of an agent that has counted this.
-    pub(in crate::metrics) fn page_of(counters: &Counters) -> String {
+    pub(in crate::metrics) fn page_of(counters: &AgentCounters) -> String {
         page(&facts(counters))
     }
 
-    fn facts(counters: &Counters) -> Facts<'_> {
-        let mut gauges = Gauges {
+    fn facts(counters: &AgentCounters) -> AgentMetricFacts<'_> {
+        let mut gauges = PodGauges {
             desired: [2, 1],
             active: [1, 1],
             mirrors: 1,
-            ..Gauges::default()
+            ..PodGauges::default()
         };
         gauges.working[0][WorkConfig::Desired as usize] = 2;
-        Facts {
+        AgentMetricFacts {
             node: "node",
             version: "0.1.0",
             cgroup_version: 2,
-            started_at: Wall::from_secs(1_700_000_000),
-            process: Some(Process {
+            started_at: WallTime::from_secs(1_700_000_000),
+            process: Some(ProcessUsage {
                 cpu_ns: 1_230_000_000,
                 resident_bytes: 4 << 20,
                 files: 20,
             }),
             gauges,
-            totals: Totals {
+            totals: PodTotals {
                 restarted: [0, 3],
                 orphaned_runtime: 1,
             },
@@ -542,11 +546,11 @@ pub(super) mod tests {
                 let n = u64::try_from(n).expect("small");
                 [n, 10 * n]
             })),
-            machine: Machine {
+            machine: MachineFigures {
                 ready: true,
-                pressure: Conditions {
+                pressure: PressureConditions {
                     disk: true,
-                    ..Conditions::default()
+                    ..PressureConditions::default()
                 },
                 clock_synchronized: Some(false),
                 fs: Some(FsInfo {
@@ -557,7 +561,7 @@ pub(super) mod tests {
                     inodes_free: 900,
                     read_only: false,
                 }),
-                disk: Some(Disk {
+                disk: Some(DiskWearFacts {
                     name: "mmcblk0".into(),
                     written: 3 << 30,
                     used_life: Some(30),
@@ -572,18 +576,18 @@ pub(super) mod tests {
     #[test]
     fn the_page() {
         // MET-01 MET-02 MET-03 MET-04 MET-05 MET-06 ADM-03 PLEG-12 PW-39
-        let mut counters = Counters::default();
+        let mut counters = AgentCounters::default();
         let ms = Duration::from_millis;
-        counters.called(Operation::RunPodSandbox, ms(40), true);
-        counters.called(Operation::RunPodSandbox, ms(900), false);
-        counters.called(Operation::ListPods, ms(0), true);
-        counters.relisted(ms(1), None, Wall::from_secs(1_700_000_050));
-        counters.relisted(ms(1), Some(ms(1001)), Wall::from_secs(1_700_000_051));
+        counters.called(RuntimeOperation::RunPodSandbox, ms(40), true);
+        counters.called(RuntimeOperation::RunPodSandbox, ms(900), false);
+        counters.called(RuntimeOperation::ListPods, ms(0), true);
+        counters.relisted(ms(1), None, WallTime::from_secs(1_700_000_050));
+        counters.relisted(ms(1), Some(ms(1001)), WallTime::from_secs(1_700_000_051));
         counters.discarded(2);
         counters.rejected("OutOfcpu");
         counters.worker_started(ms(20), 3);
         counters.pod_started(ms(700));
-        counters.worked(Work::Sync, ms(300));
+        counters.worked(WorkerCallKind::Sync, ms(300));
         counters.container_started(ContainerType::Regular, Ok(()));
         counters.container_started(ContainerType::Init, Err("ErrImagePull"));
         super::super::sample::testing::golden("own.txt", &page(&facts(&counters)));
@@ -592,8 +596,8 @@ pub(super) mod tests {
     #[test]
     fn a_page_stays_small() {
         // All counters have samples: no label is a pod's.
-        let mut counters = Counters::default();
-        for n in 0..Operation::LABELS.len() {
+        let mut counters = AgentCounters::default();
+        for n in 0..RuntimeOperation::LABELS.len() {
             counters.calls[n].took.observe(&OPERATION, Duration::ZERO);
             counters.calls[n].errors = 1;
         }

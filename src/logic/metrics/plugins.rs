@@ -4,7 +4,7 @@ use alloc::{boxed::Box, collections::BTreeMap};
 use core::time::Duration;
 
 use super::{
-    exposition::{Samples, Value},
+    exposition::{SampleValue, SampleWriter},
     histogram::{DEFAULT, Histogram},
 };
 
@@ -15,15 +15,15 @@ const OTHER: &str = "other";
 
 /// Counts by resource.
 #[derive(Clone, Debug, Default)]
-pub struct Plugins(BTreeMap<Box<str>, Counts>);
+pub struct PluginCounts(BTreeMap<Box<str>, PluginResourceCounts>);
 
 #[derive(Clone, Debug, Default)]
-struct Counts {
+struct PluginResourceCounts {
     registrations: u64,
     allocations: Histogram<11>,
 }
 
-impl Plugins {
+impl PluginCounts {
     /// Counts a plugin that has registered.
     pub fn registered(&mut self, resource: &str) {
         self.of(resource).registrations += 1;
@@ -34,20 +34,20 @@ impl Plugins {
         self.of(resource).allocations.observe(&DEFAULT, took);
     }
 
-    fn of(&mut self, resource: &str) -> &mut Counts {
+    fn of(&mut self, resource: &str) -> &mut PluginResourceCounts {
         let has_room = self.0.len() < MAX_RESOURCES || self.0.contains_key(resource);
         let name = if has_room { resource } else { OTHER };
         self.0.entry(name.into()).or_default()
     }
 
-    pub(super) fn write_registrations(&self, s: &mut Samples<'_>) {
+    pub(super) fn write_registrations(&self, s: &mut SampleWriter<'_>) {
         for (resource, counts) in &self.0 {
             let labels = [("resource_name", &**resource)];
-            s.put(&labels, Value::Count(counts.registrations), None);
+            s.put(&labels, SampleValue::Count(counts.registrations), None);
         }
     }
 
-    pub(super) fn write_allocations(&self, s: &mut Samples<'_>) {
+    pub(super) fn write_allocations(&self, s: &mut SampleWriter<'_>) {
         let asked = self.0.iter();
         for (resource, counts) in asked.filter(|(_, c)| c.allocations.count() > 0) {
             let labels = [("resource_name", &**resource)];
@@ -61,14 +61,14 @@ mod tests {
     use alloc::format;
 
     use super::{
-        super::own::{Counters, tests::page_of},
+        super::own::{AgentCounters, tests::page_of},
         *,
     };
 
     #[test]
     fn families() {
         // DEV-18
-        let mut counters = Counters::default();
+        let mut counters = AgentCounters::default();
         assert!(!page_of(&counters).contains("plugin"), "there is none");
         let plugins = counters.plugins();
         for n in 0..MAX_RESOURCES + 2 {

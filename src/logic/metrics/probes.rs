@@ -3,26 +3,26 @@
 use alloc::{string::ToString as _, vec::Vec};
 
 use super::{
-    exposition::{Family, Kind, Page, Samples, Value, families},
+    exposition::{FamilyPage, MetricFamily, MetricType, SampleValue, SampleWriter, families},
     histogram::DEFAULT,
 };
-use crate::probe::NodeFigures;
+use crate::probe::NodeProbeFigures;
 
 /// The page of all probes there are.
 #[must_use]
-pub fn page(figures: NodeFigures) -> Page<NodeFigures> {
-    Page::new(FAMILIES, figures)
+pub fn page(figures: NodeProbeFigures) -> FamilyPage<NodeProbeFigures> {
+    FamilyPage::new(FAMILIES, figures)
 }
 
 /// Sorted by name.
-const FAMILIES: &[Family<NodeFigures>] = families![Family:
+const FAMILIES: &[MetricFamily<NodeProbeFigures>] = families![MetricFamily:
     "prober_probe_duration_seconds" Histogram "How long probes took."
         durations;
     "prober_probe_total" Counter "Probes by how they ended."
         totals;
 ];
 
-fn durations(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {
+fn durations(rows: &NodeProbeFigures, n: usize, samples: &mut SampleWriter<'_>) -> bool {
     let Some(probe) = rows.probes.get(n) else {
         return false;
     };
@@ -42,17 +42,17 @@ fn durations(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {
     let mut sum = 0_u64;
     for ((bound, _), count) in DEFAULT.iter().zip(probe.took.buckets) {
         sum = sum.saturating_add(count.into());
-        samples.line("_bucket", &with(Some(bound)), Value::Count(sum), None);
+        samples.line("_bucket", &with(Some(bound)), SampleValue::Count(sum), None);
     }
-    let count = Value::Count(probe.took.count());
+    let count = SampleValue::Count(probe.took.count());
     samples.line("_bucket", &with(Some("+Inf")), count, None);
     let ns = probe.took.sum_ms.saturating_mul(1_000_000);
-    samples.line("_sum", &with(None), Value::Nanos(ns), None);
+    samples.line("_sum", &with(None), SampleValue::Nanos(ns), None);
     samples.line("_count", &with(None), count, None);
     true
 }
 
-fn totals(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {
+fn totals(rows: &NodeProbeFigures, n: usize, samples: &mut SampleWriter<'_>) -> bool {
     let Some(probe) = rows.probes.get(n) else {
         return false;
     };
@@ -73,7 +73,7 @@ fn totals(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {
                 ("probe_type", &*kind),
                 ("result", result),
             ];
-            samples.put(&labels, Value::Count(count.into()), None);
+            samples.put(&labels, SampleValue::Count(count.into()), None);
         }
     }
     true
@@ -82,13 +82,13 @@ fn totals(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::probe::{Counts, Durations, ProbeFigures, ProbeKind};
+    use crate::probe::{ProbeCounts, ProbeDurations, ProbeFigures, ProbeKind};
     use alloc::{string::String, vec};
 
     #[test]
     fn the_page() {
         // MET-09
-        let mut took = Durations::default();
+        let mut took = ProbeDurations::default();
         for ms in [3, 7, 20_000] {
             took.add(ms);
         }
@@ -98,16 +98,16 @@ mod tests {
             uid: "0a1b".into(),
             container: "app".into(),
             kind: ProbeKind::Readiness,
-            counts: Counts {
+            counts: ProbeCounts {
                 successful: 2,
                 failed: 1,
-                ..Counts::default()
+                ..ProbeCounts::default()
             },
             took,
         };
-        let figures = NodeFigures {
+        let figures = NodeProbeFigures {
             probes: vec![probe],
-            ..NodeFigures::default()
+            ..NodeProbeFigures::default()
         };
         let text: String = page(figures).collect();
         super::super::sample::testing::golden("probes.txt", &text);

@@ -6,7 +6,7 @@
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 
-use crate::{api::Mono, fnv};
+use crate::{api::MonoTime, fnv};
 
 /// Least time over which a rate is taken: as often as a kubelet samples.
 pub const WINDOW: Duration = Duration::from_secs(10);
@@ -16,8 +16,8 @@ const FIRST_WINDOW: Duration = Duration::from_secs(1);
 pub const MAX_GROUPS: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
-struct Sample {
-    at: Mono,
+struct CpuTimeSample {
+    at: MonoTime,
     total_ns: u64,
     nano_cores: Option<u64>,
     round: u32,
@@ -25,21 +25,21 @@ struct Sample {
 
 /// Last sample of each group. Keys are hashes of names: a collision shows two wrong rates and does no harm.
 #[derive(Debug, Default)]
-pub struct Rates {
-    groups: BTreeMap<u64, Sample>,
+pub struct CpuRates {
+    groups: BTreeMap<u64, CpuTimeSample>,
     round: u32,
 }
 
-impl Rates {
+impl CpuRates {
     /// Begins a round: all groups follow.
     pub const fn begin(&mut self) {
         self.round = self.round.wrapping_add(1);
     }
 
     /// Takes the processor time of a group; returns its rate in billionths of a processor.
-    pub fn take(&mut self, name: &str, total_ns: u64, now: Mono) -> Option<u64> {
+    pub fn take(&mut self, name: &str, total_ns: u64, now: MonoTime) -> Option<u64> {
         let round = self.round;
-        let fresh = Sample {
+        let fresh = CpuTimeSample {
             at: now,
             total_ns,
             nano_cores: None,
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn two_samples_make_a_rate() {
         // MET-14
-        let mut rates = Rates::default();
+        let mut rates = CpuRates::default();
         for (name, at_ms, total_ns, want) in [
             ("the first says nothing", 0, 5_000_000, None),
             ("too soon after it", 999, 900_000_000, None),
@@ -111,23 +111,23 @@ mod tests {
             ),
         ] {
             rates.begin();
-            assert_eq!(rates.take("a", total_ns, Mono(at_ms)), want, "{name}");
+            assert_eq!(rates.take("a", total_ns, MonoTime(at_ms)), want, "{name}");
             rates.end();
         }
     }
 
     #[test]
     fn only_what_is_there_is_remembered() {
-        let mut rates = Rates::default();
+        let mut rates = CpuRates::default();
         rates.begin();
         for n in 0..MAX_GROUPS + 10 {
-            assert_eq!(rates.take(&alloc::format!("{n}"), 1, Mono(0)), None);
+            assert_eq!(rates.take(&alloc::format!("{n}"), 1, MonoTime(0)), None);
         }
         rates.end();
         assert_eq!(rates.groups.len(), MAX_GROUPS);
         rates.begin();
         assert_eq!(
-            rates.take("7", 10_000_000_001, Mono(10_000)),
+            rates.take("7", 10_000_000_001, MonoTime(10_000)),
             Some(1_000_000_000)
         );
         rates.end();

@@ -3,25 +3,25 @@
 use alloc::rc::Rc;
 
 use super::{
-    exposition::{Family, Kind, Page, Samples, Value, families},
-    sample::{Rows, Sample},
+    exposition::{FamilyPage, MetricFamily, MetricType, SampleValue, SampleWriter, families},
+    sample::{SampleRows, UsageSample},
 };
 use crate::api::{
-    Wall,
-    stats::{ContainerUsage, PodUsage, Usage},
+    WallTime,
+    stats::{CgroupUsage, ContainerUsage, PodUsage},
 };
 
 /// The page of one sample.
 #[must_use]
-pub fn page(sample: Rc<Sample>) -> Page<Rows> {
-    Page::new(FAMILIES, Rows::new(sample))
+pub fn page(sample: Rc<UsageSample>) -> FamilyPage<SampleRows> {
+    FamilyPage::new(FAMILIES, SampleRows::new(sample))
 }
 
 fn of_container(
-    rows: &Rows,
+    rows: &SampleRows,
     n: usize,
-    samples: &mut Samples<'_>,
-    value: impl Fn(&ContainerUsage) -> Option<(Value, Option<Wall>)>,
+    samples: &mut SampleWriter<'_>,
+    value: impl Fn(&ContainerUsage) -> Option<(SampleValue, Option<WallTime>)>,
 ) -> bool {
     let Some((pod, container)) = rows.container(n) else {
         return false;
@@ -38,10 +38,10 @@ fn of_container(
 }
 
 fn of_pod(
-    rows: &Rows,
+    rows: &SampleRows,
     n: usize,
-    samples: &mut Samples<'_>,
-    value: impl Fn(&PodUsage) -> Option<(Value, Option<Wall>)>,
+    samples: &mut SampleWriter<'_>,
+    value: impl Fn(&PodUsage) -> Option<(SampleValue, Option<WallTime>)>,
 ) -> bool {
     let Some(pod) = rows.pod(n) else {
         return false;
@@ -54,10 +54,10 @@ fn of_pod(
 }
 
 fn of_node(
-    rows: &Rows,
+    rows: &SampleRows,
     n: usize,
-    samples: &mut Samples<'_>,
-    value: impl Fn(&Usage) -> Option<(Value, Option<Wall>)>,
+    samples: &mut SampleWriter<'_>,
+    value: impl Fn(&CgroupUsage) -> Option<(SampleValue, Option<WallTime>)>,
 ) -> bool {
     if n == 0
         && let Some((value, at)) = value(&rows.sample.machine)
@@ -67,37 +67,37 @@ fn of_node(
     n == 0
 }
 
-type Figure = Option<(Value, Option<Wall>)>;
+type ResourceFigure = Option<(SampleValue, Option<WallTime>)>;
 
-fn cpu(usage: &Usage) -> Figure {
+fn cpu(usage: &CgroupUsage) -> ResourceFigure {
     usage
         .cpu
-        .map(|cpu| (Value::Nanos(cpu.total_ns), Some(usage.at)))
+        .map(|cpu| (SampleValue::Nanos(cpu.total_ns), Some(usage.at)))
 }
 
-fn working_set(usage: &Usage) -> Figure {
+fn working_set(usage: &CgroupUsage) -> ResourceFigure {
     usage
         .memory
-        .map(|memory| (Value::Count(memory.working_set_bytes), Some(usage.at)))
+        .map(|memory| (SampleValue::Count(memory.working_set_bytes), Some(usage.at)))
 }
 
-fn swap(usage: &Usage) -> Figure {
+fn swap(usage: &CgroupUsage) -> ResourceFigure {
     usage
         .swap
-        .map(|swap| (Value::Count(swap.usage_bytes), Some(usage.at)))
+        .map(|swap| (SampleValue::Count(swap.usage_bytes), Some(usage.at)))
 }
 
-fn swap_limit(usage: &Usage) -> Figure {
+fn swap_limit(usage: &CgroupUsage) -> ResourceFigure {
     let limit = usage.swap?.limit_bytes?;
-    Some((Value::Count(limit), Some(usage.at)))
+    Some((SampleValue::Count(limit), Some(usage.at)))
 }
 
-fn started(container: &ContainerUsage) -> Figure {
-    (container.started_at.0 > 0).then_some((Value::Time(container.started_at), None))
+fn started(container: &ContainerUsage) -> ResourceFigure {
+    (container.started_at.0 > 0).then_some((SampleValue::Time(container.started_at), None))
 }
 
 /// Sorted by name.
-const FAMILIES: &[Family<Rows>] = families![Family:
+const FAMILIES: &[MetricFamily<SampleRows>] = families![MetricFamily:
     "container_cpu_usage_seconds_total" Counter "Processor time that the container has used, in core-seconds."
         |rows, n, s| of_container(rows, n, s, |c| cpu(&c.usage));
     "container_memory_working_set_bytes" Gauge "Working set of the container, in bytes."
@@ -123,7 +123,7 @@ const FAMILIES: &[Family<Rows>] = families![Family:
     "resource_scrape_error" Gauge "1 if the figures of containers could not be read, else 0."
         |rows, n, s| {
             if n == 0 {
-                s.put(&[], Value::Count(rows.sample.failed.into()), None);
+                s.put(&[], SampleValue::Count(rows.sample.failed.into()), None);
             }
             n == 0
         };
@@ -144,9 +144,9 @@ mod tests {
         let text: String = page(Rc::new(testing::sample())).collect();
         testing::golden("resource.txt", &text);
         assert!(FAMILIES.is_sorted_by_key(|f| f.name));
-        let failed = Sample {
+        let failed = UsageSample {
             failed: true,
-            ..Sample::default()
+            ..UsageSample::default()
         };
         let text: String = page(Rc::new(failed)).collect();
         assert!(text.ends_with("resource_scrape_error 1\n"), "{text}");

@@ -3,12 +3,15 @@
 use alloc::{collections::BTreeMap, rc::Rc, string::String, vec::Vec};
 
 use crate::api::{
-    ContainerId, Mono, PodUid, Wall,
+    ContainerId, MonoTime, PodUid, WallTime,
     cri::FsInfo,
-    stats::{ContainerDisk, ContainerUsage, DiskUsage, Interface, PodUsage, Usage, VolumeUsage},
+    stats::{
+        CgroupUsage, ContainerDiskUsage, ContainerUsage, DiskUsage, InterfaceCounts, PodUsage,
+        VolumeUsage,
+    },
 };
 
-use super::rate::Rates;
+use super::rate::CpuRates;
 
 /// Control group of the system's own, with its usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,9 +21,9 @@ pub struct SystemGroup {
     /// Path of the control group.
     pub cgroup: String,
     /// Time since which its usage is counted.
-    pub started_at: Wall,
+    pub started_at: WallTime,
     /// Usage of the group.
-    pub usage: Usage,
+    pub usage: CgroupUsage,
     /// Rate of processor use, in billionths of a processor.
     pub nano_cores: Option<u64>,
 }
@@ -38,9 +41,9 @@ pub struct PodSample {
 
 /// Usage of disks when it was last counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Disk {
+pub struct DiskSample {
     /// Time of the count.
-    pub at: Wall,
+    pub at: WallTime,
     /// The file system of the root directory.
     pub node_fs: Option<FsInfo>,
     /// Device of the file system of the root directory.
@@ -50,7 +53,7 @@ pub struct Disk {
     /// Size of the images, bytes.
     pub images_bytes: Option<u64>,
     /// Files of containers.
-    pub containers: BTreeMap<ContainerId, ContainerDisk>,
+    pub containers: BTreeMap<ContainerId, ContainerDiskUsage>,
     /// Volumes that pods hold data in.
     pub volumes: BTreeMap<PodUid, Vec<VolumeUsage>>,
     /// The `hosts` files of pods.
@@ -59,13 +62,13 @@ pub struct Disk {
 
 /// All figures of one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
+pub struct UsageSample {
     /// Name of the node.
     pub node: String,
     /// Time since which the agent counts.
-    pub started_at: Wall,
+    pub started_at: WallTime,
     /// The whole machine.
-    pub machine: Usage,
+    pub machine: CgroupUsage,
     /// Rate of processor use, in billionths of a processor.
     pub nano_cores: Option<u64>,
     /// Memory of the machine, bytes.
@@ -73,7 +76,7 @@ pub struct Sample {
     /// Processors, thousandths.
     pub cpu_milli: u64,
     /// Interfaces of the machine.
-    pub network: Option<Vec<Interface>>,
+    pub network: Option<Vec<InterfaceCounts>>,
     /// Groups of the system.
     pub groups: Vec<SystemGroup>,
     /// Pods, sorted by UID.
@@ -83,15 +86,15 @@ pub struct Sample {
     /// Highest possible number of processes and threads.
     pub max_pids: Option<u64>,
     /// Usage of disks; empty unless all details were requested.
-    pub disk: Rc<Disk>,
+    pub disk: Rc<DiskSample>,
     /// Set if the runtime could not list its pods.
     pub failed: bool,
 }
 
-impl Sample {
+impl UsageSample {
     /// Fills in the rates.
-    pub fn with_rates(mut self, rates: &mut Rates, now: Mono) -> Self {
-        let mut rate = |name: &str, usage: &Usage| {
+    pub fn with_rates(mut self, rates: &mut CpuRates, now: MonoTime) -> Self {
+        let mut rate = |name: &str, usage: &CgroupUsage| {
             let total_ns = usage.cpu?.total_ns;
             rates.take(name, total_ns, now)
         };
@@ -111,17 +114,17 @@ impl Sample {
 
 /// Rows of a page: the pods and containers of a sample.
 #[derive(Clone, Debug)]
-pub struct Rows {
+pub struct SampleRows {
     /// Sample with the figures.
-    pub sample: Rc<Sample>,
+    pub sample: Rc<UsageSample>,
     /// Index of the pod, and of the container in it, for each container.
     containers: Vec<(usize, usize)>,
 }
 
-impl Rows {
+impl SampleRows {
     /// Makes the index.
     #[must_use]
-    pub fn new(sample: Rc<Sample>) -> Self {
+    pub fn new(sample: Rc<UsageSample>) -> Self {
         let pods = sample.pods.iter().enumerate();
         let containers = pods.flat_map(|(p, s)| (0..s.pod.containers.len()).map(move |c| (p, c)));
         Self {
@@ -157,25 +160,28 @@ impl Rows {
 #[cfg(test)]
 pub(super) mod testing {
     use super::*;
-    use crate::api::stats::{Cpu, Memory, Pressure, Stall, Swap, Throttled, Traffic};
+    use crate::api::stats::{
+        CpuThrottling, CpuUsage, MemoryUsage, PressureStall, ResourcePressure, SwapUsage,
+        TrafficCounts,
+    };
     use alloc::{boxed::Box, vec};
 
     const MIB: u64 = 1 << 20;
-    const AT: Wall = Wall(1_700_000_100_250_000_000);
+    const AT: WallTime = WallTime(1_700_000_100_250_000_000);
 
-    fn usage(n: u64) -> Usage {
-        Usage {
+    fn usage(n: u64) -> CgroupUsage {
+        CgroupUsage {
             at: AT,
-            cpu: Some(Cpu {
+            cpu: Some(CpuUsage {
                 total_ns: n * 1_500_000_000,
                 user_system_ns: Some((n * 1_000_000_000, n * 500_000_000)),
-                throttled: Some(Throttled {
+                throttled: Some(CpuThrottling {
                     periods: 10,
                     throttled_periods: 3,
                     throttled_ns: 700_000,
                 }),
             }),
-            memory: Some(Memory {
+            memory: Some(MemoryUsage {
                 usage_bytes: n * 10 * MIB,
                 working_set_bytes: n * 8 * MIB,
                 rss_bytes: Some(n * 4 * MIB),
@@ -186,7 +192,7 @@ pub(super) mod testing {
             }),
             pids: Some(n),
             oom_kills: Some(0),
-            ..Usage::default()
+            ..CgroupUsage::default()
         }
     }
 
@@ -195,23 +201,23 @@ pub(super) mod testing {
             id: alloc::format!("{n:032x}").into(),
             name: name.into(),
             image: "docker.io/library/busybox:1.36".into(),
-            started_at: Wall(1_700_000_001_000_000_000),
+            started_at: WallTime(1_700_000_001_000_000_000),
             cgroup: alloc::format!("/kubepods/burstable/pod0a1b/{n:032x}"),
             log_path: alloc::format!("/var/log/pods/{name}/0.log"),
             usage: usage(n),
         }
     }
 
-    fn interface(name: &str) -> Interface {
-        Interface {
+    fn interface(name: &str) -> InterfaceCounts {
+        InterfaceCounts {
             name: name.into(),
-            rx: Traffic {
+            rx: TrafficCounts {
                 bytes: 1000,
                 packets: 10,
                 errors: 1,
                 dropped: 2,
             },
-            tx: Traffic {
+            tx: TrafficCounts {
                 bytes: 2000,
                 packets: 20,
                 errors: 0,
@@ -220,7 +226,7 @@ pub(super) mod testing {
         }
     }
 
-    fn disk() -> Disk {
+    fn disk() -> DiskSample {
         let used = |n: u64| DiskUsage {
             used_bytes: n * 4096,
             inodes_used: n,
@@ -241,14 +247,14 @@ pub(super) mod testing {
             fs: Some(fs),
         };
         let files = [(1, 2), (2, 3)].map(|(n, layer)| {
-            let disk = ContainerDisk {
+            let disk = ContainerDiskUsage {
                 layer: Some(used(layer)),
                 logs: Some(used(1)),
             };
             (alloc::format!("{n:032x}").into(), disk)
         });
-        Disk {
-            at: Wall(1_700_000_090_000_000_000),
+        DiskSample {
+            at: WallTime(1_700_000_090_000_000_000),
             node_fs: Some(fs),
             device: "/dev/mmcblk0p2".into(),
             image_fs: Some(fs),
@@ -271,9 +277,9 @@ pub(super) mod testing {
 
     /// Two pods: one with a limited container and one that has all the kernel can count, one on the host's network of which
     /// nothing is known but its processor time.
-    pub(in crate::metrics) fn sample() -> Sample {
+    pub(in crate::metrics) fn sample() -> UsageSample {
         let mut limited = container("app", 1);
-        limited.usage.swap = Some(Swap {
+        limited.usage.swap = Some(SwapUsage {
             usage_bytes: 4096,
             limit_bytes: Some(MIB),
         });
@@ -282,33 +288,33 @@ pub(super) mod testing {
         if let Some(memory) = &mut limited.usage.memory {
             memory.limit_bytes = Some(64 * MIB);
         }
-        let stall = Stall {
+        let stall = PressureStall {
             averages: [150, 25, 0],
             total_us: 4711,
         };
-        let pressure = Some(Pressure {
+        let pressure = Some(ResourcePressure {
             some: stall,
-            full: Stall::default(),
+            full: PressureStall::default(),
         });
         limited.usage.pressure = Some(Box::new([pressure, pressure, None]));
         let first = PodUsage {
             uid: "0a1b".into(),
             name: "web".into(),
             namespace: "default".into(),
-            started_at: Wall(1_700_000_000_000_000_000),
+            started_at: WallTime(1_700_000_000_000_000_000),
             cgroup: "/kubepods/burstable/pod0a1b".into(),
             usage: usage(3),
             network: Some(vec![interface("eth0"), interface("net1")]),
             containers: vec![limited, container("side \"car\"", 2)],
         };
         let bare = |name: &str| ContainerUsage {
-            usage: Usage {
+            usage: CgroupUsage {
                 at: AT,
-                cpu: Some(Cpu {
+                cpu: Some(CpuUsage {
                     total_ns: 1,
-                    ..Cpu::default()
+                    ..CpuUsage::default()
                 }),
-                ..Usage::default()
+                ..CgroupUsage::default()
             },
             ..container(name, 4)
         };
@@ -316,7 +322,7 @@ pub(super) mod testing {
             uid: "0c".into(),
             name: "host".into(),
             namespace: "kube-system".into(),
-            started_at: Wall(1_700_000_000_000_000_000),
+            started_at: WallTime(1_700_000_000_000_000_000),
             containers: vec![bare("agent")],
             ..PodUsage::default()
         };
@@ -325,11 +331,11 @@ pub(super) mod testing {
             nano_cores: Some(500_000_000),
             pod,
         });
-        Sample {
+        UsageSample {
             node: "node".into(),
-            started_at: Wall(1_699_999_000_000_000_000),
-            machine: Usage {
-                swap: Some(Swap {
+            started_at: WallTime(1_699_999_000_000_000_000),
+            machine: CgroupUsage {
+                swap: Some(SwapUsage {
                     usage_bytes: 0,
                     limit_bytes: Some(0),
                 }),
@@ -342,7 +348,7 @@ pub(super) mod testing {
             groups: vec![SystemGroup {
                 name: "pods",
                 cgroup: "/kubepods".into(),
-                started_at: Wall(1_699_999_000_000_000_000),
+                started_at: WallTime(1_699_999_000_000_000_000),
                 usage: usage(4),
                 nano_cores: Some(1_000_000),
             }],

@@ -12,19 +12,22 @@ use alloc::{
 
 use serde_json::{Map, Value, json};
 
-use super::sample::{PodSample, Sample, SystemGroup};
+use super::sample::{PodSample, SystemGroup, UsageSample};
 use crate::api::{
-    Wall,
+    WallTime,
     cri::FsInfo,
-    order::Gather as _,
-    stats::{ContainerUsage, Detail, DiskUsage, Interface, Pressure, Stall, Usage, VolumeUsage},
+    order::GatherExt as _,
+    stats::{
+        CgroupUsage, ContainerUsage, DiskUsage, InterfaceCounts, PressureStall, ResourcePressure,
+        StatsDetail, VolumeUsage,
+    },
 };
 
 /// The interface whose counts stand for a pod's network, by name.
 const DEFAULT_INTERFACE: &str = "eth0";
 
 /// The summary, piece by piece.
-pub fn pieces(sample: Rc<Sample>, detail: Detail) -> impl Iterator<Item = String> {
+pub fn pieces(sample: Rc<UsageSample>, detail: StatsDetail) -> impl Iterator<Item = String> {
     let pods = sample.pods.len();
     (0..pods + 2).map(move |n| match n {
         0 => format!("{{\"node\":{},\"pods\":[", node(&sample, detail)),
@@ -42,12 +45,12 @@ fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
     Value::Object(there.gather::<Map<_, _>>())
 }
 
-fn time(at: Wall) -> Value {
+fn time(at: WallTime) -> Value {
     at.to_string().into()
 }
 
-fn node(sample: &Sample, detail: Detail) -> Value {
-    let full = |value: Option<Value>| value.filter(|_| detail == Detail::Full);
+fn node(sample: &UsageSample, detail: StatsDetail) -> Value {
+    let full = |value: Option<Value>| value.filter(|_| detail == StatsDetail::Full);
     let groups = sample.groups.iter().map(|group| system(group, detail));
     let machine = &sample.machine;
     let disk = &*sample.disk;
@@ -91,19 +94,19 @@ fn node(sample: &Sample, detail: Detail) -> Value {
     ])
 }
 
-fn system(group: &SystemGroup, detail: Detail) -> Value {
+fn system(group: &SystemGroup, detail: StatsDetail) -> Value {
     let usage = &group.usage;
     object([
         ("name", Some(group.name.into())),
         ("startTime", Some(time(group.started_at))),
         ("cpu", cpu(usage, group.nano_cores)),
         ("memory", memory(usage, None)),
-        ("swap", swap(usage).filter(|_| detail == Detail::Full)),
+        ("swap", swap(usage).filter(|_| detail == StatsDetail::Full)),
     ])
 }
 
-fn pod(sample: &Sample, pod_sample: &PodSample, detail: Detail) -> Value {
-    let full = |value: Option<Value>| value.filter(|_| detail == Detail::Full);
+fn pod(sample: &UsageSample, pod_sample: &PodSample, detail: StatsDetail) -> Value {
+    let full = |value: Option<Value>| value.filter(|_| detail == StatsDetail::Full);
     let pod = &pod_sample.pod;
     let disk = &*sample.disk;
     let rates = &pod_sample.container_nano_cores;
@@ -163,7 +166,7 @@ fn pod(sample: &Sample, pod_sample: &PodSample, detail: Detail) -> Value {
 
 /// Usage of the node's disk by the pod (MET-13); `None` if some of its files could not be counted.
 #[must_use]
-pub fn ephemeral_storage(sample: &Sample, pod_sample: &PodSample) -> Option<DiskUsage> {
+pub fn ephemeral_storage(sample: &UsageSample, pod_sample: &PodSample) -> Option<DiskUsage> {
     let pod = &pod_sample.pod;
     let disk = &*sample.disk;
     let mut sum = disk.hosts.get(&pod.uid).copied().unwrap_or_default();
@@ -180,12 +183,12 @@ pub fn ephemeral_storage(sample: &Sample, pod_sample: &PodSample) -> Option<Disk
 }
 
 fn container(
-    sample: &Sample,
+    sample: &UsageSample,
     container: &ContainerUsage,
     nano_cores: Option<u64>,
-    detail: Detail,
+    detail: StatsDetail,
 ) -> Value {
-    let full = |value: Option<Value>| value.filter(|_| detail == Detail::Full);
+    let full = |value: Option<Value>| value.filter(|_| detail == StatsDetail::Full);
     let usage = &container.usage;
     let disk = &*sample.disk;
     let files = disk
@@ -208,7 +211,7 @@ fn container(
     ])
 }
 
-fn cpu(usage: &Usage, nano_cores: Option<u64>) -> Option<Value> {
+fn cpu(usage: &CgroupUsage, nano_cores: Option<u64>) -> Option<Value> {
     let cpu = usage.cpu?;
     Some(object([
         ("time", Some(time(usage.at))),
@@ -219,7 +222,7 @@ fn cpu(usage: &Usage, nano_cores: Option<u64>) -> Option<Value> {
 }
 
 /// `capacity` stands for a limit that the machine has and a group's files do not tell.
-fn memory(usage: &Usage, capacity: Option<u64>) -> Option<Value> {
+fn memory(usage: &CgroupUsage, capacity: Option<u64>) -> Option<Value> {
     let memory = usage.memory?;
     let limit = memory.limit_bytes.or(capacity);
     let available = limit.map(|limit| limit.saturating_sub(memory.working_set_bytes));
@@ -238,7 +241,7 @@ fn memory(usage: &Usage, capacity: Option<u64>) -> Option<Value> {
     ]))
 }
 
-fn swap(usage: &Usage) -> Option<Value> {
+fn swap(usage: &CgroupUsage) -> Option<Value> {
     let swap = usage.swap?;
     let available = swap
         .limit_bytes
@@ -250,15 +253,15 @@ fn swap(usage: &Usage) -> Option<Value> {
     ]))
 }
 
-fn io(usage: &Usage) -> Option<Value> {
+fn io(usage: &CgroupUsage) -> Option<Value> {
     let psi = psi(usage, 2)?;
     Some(json!({ "time": time(usage.at), "psi": psi }))
 }
 
 /// Pressure of a group. `kind`: 0 for the processor, 1 for memory, 2 for disks.
-fn psi(usage: &Usage, kind: usize) -> Option<Value> {
-    let pressure: &Pressure = usage.pressure.as_ref()?[kind].as_ref()?;
-    let stall = |stall: &Stall| {
+fn psi(usage: &CgroupUsage, kind: usize) -> Option<Value> {
+    let pressure: &ResourcePressure = usage.pressure.as_ref()?[kind].as_ref()?;
+    let stall = |stall: &PressureStall| {
         let [avg10, avg60, avg300] = stall
             .averages
             .map(|hundredths| f64::from(hundredths) / 100.0);
@@ -267,9 +270,9 @@ fn psi(usage: &Usage, kind: usize) -> Option<Value> {
     Some(json!({ "full": stall(&pressure.full), "some": stall(&pressure.some) }))
 }
 
-fn network(at: Wall, interfaces: Option<&[Interface]>) -> Option<Value> {
+fn network(at: WallTime, interfaces: Option<&[InterfaceCounts]>) -> Option<Value> {
     let interfaces = interfaces?;
-    let one = |i: &Interface| {
+    let one = |i: &InterfaceCounts| {
         json!({
             "name": i.name, "rxBytes": i.rx.bytes, "rxErrors": i.rx.errors,
             "txBytes": i.tx.bytes, "txErrors": i.tx.errors,
@@ -282,7 +285,7 @@ fn network(at: Wall, interfaces: Option<&[Interface]>) -> Option<Value> {
     Some(all)
 }
 
-fn file_system(at: Wall, fs: Option<&FsInfo>, used: Option<DiskUsage>) -> Value {
+fn file_system(at: WallTime, fs: Option<&FsInfo>, used: Option<DiskUsage>) -> Value {
     // A file system without an inode table says 0 of 0.
     let inodes = fs.filter(|fs| fs.inodes > 0);
     object([
@@ -302,7 +305,7 @@ mod tests {
 
     use super::{super::sample::testing, *};
 
-    fn summary(detail: Detail) -> Value {
+    fn summary(detail: StatsDetail) -> Value {
         let text: String = pieces(Rc::new(testing::sample()), detail).collect();
         serde_json::from_str(&text).expect("JSON")
     }
@@ -310,14 +313,14 @@ mod tests {
     #[test]
     fn the_whole_summary() {
         // MET-10 MET-11 MET-12 MET-13
-        let text = serde_json::to_string_pretty(&summary(Detail::Full)).expect("JSON");
+        let text = serde_json::to_string_pretty(&summary(StatsDetail::Full)).expect("JSON");
         testing::golden("summary.json", &(text + "\n"));
     }
 
     #[test]
     fn only_processor_and_memory() {
         // MET-14 SRV-16
-        let all = summary(Detail::Basic);
+        let all = summary(StatsDetail::Basic);
         let keys = |value: &Value| -> Vec<String> {
             value.as_object().expect("object").keys().cloned().collect()
         };
@@ -344,7 +347,7 @@ mod tests {
         );
         // Unknown figures are left out.
         assert_eq!(keys(&all["pods"][1]), ["containers", "podRef", "startTime"]);
-        let text: String = pieces(Rc::new(Sample::default()), Detail::Full).collect();
+        let text: String = pieces(Rc::new(UsageSample::default()), StatsDetail::Full).collect();
         let none: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(none["pods"], json!([]));
     }

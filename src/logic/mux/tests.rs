@@ -16,11 +16,11 @@ fn received(uid: &str, name: &str, spec: u32) -> Box<ReceivedPod> {
     })
 }
 
-fn pod(uid: &str, name: &str, spec: u32) -> Delivered {
-    Delivered::Read(received(uid, name, spec))
+fn pod(uid: &str, name: &str, spec: u32) -> SnapshotEntry {
+    SnapshotEntry::Read(received(uid, name, spec))
 }
 
-fn with(uid: &str, spec: u32, pointer: &str, value: Value) -> Delivered {
+fn with(uid: &str, spec: u32, pointer: &str, value: Value) -> SnapshotEntry {
     let mut received = received(uid, uid, spec);
     let (parent, field) = pointer.rsplit_once('/').expect("pointer");
     if parent == "/metadata/annotations" {
@@ -31,11 +31,11 @@ fn with(uid: &str, spec: u32, pointer: &str, value: Value) -> Delivered {
     }
     received.raw.pointer_mut(parent).expect("parent")[field.replace("~1", "/")] = value;
     received.pod = serde_json::from_value(received.raw.clone()).expect("pod");
-    Delivered::Read(received)
+    SnapshotEntry::Read(received)
 }
 
 /// `add a b` and the like, one line per operation.
-fn say(merged: &Merged) -> Vec<String> {
+fn say(merged: &MergeResult) -> Vec<String> {
     let names = |pods: &[Box<ReceivedPod>]| {
         pods.iter()
             .map(|p| format!(" {}", &*p.pod.metadata.uid))
@@ -45,25 +45,25 @@ fn say(merged: &Merged) -> Vec<String> {
         .ops
         .iter()
         .map(|op| match op {
-            Op::Remove(uids) => format!(
+            SourceOperation::Remove(uids) => format!(
                 "remove{}",
                 uids.iter().map(|u| format!(" {u}")).collect::<String>()
             ),
-            Op::Add(pods) => format!("add{}", names(pods)),
-            Op::Update(pods) => format!("update{}", names(pods)),
-            Op::Delete(pods) => format!("delete{}", names(pods)),
-            Op::Reconcile(pods) => format!("reconcile{}", names(pods)),
+            SourceOperation::Add(pods) => format!("add{}", names(pods)),
+            SourceOperation::Update(pods) => format!("update{}", names(pods)),
+            SourceOperation::Delete(pods) => format!("delete{}", names(pods)),
+            SourceOperation::Reconcile(pods) => format!("reconcile{}", names(pods)),
         })
         .collect()
 }
 
-const NOW: Wall = Wall(1_700_000_000_123_456_789);
+const NOW: WallTime = WallTime(1_700_000_000_123_456_789);
 
 #[test]
 fn snapshots() {
     // SRC-02 SRC-03 SRC-05 SRC-06 SRC-07
     let deleted = || json!("2026-01-01T00:00:00Z");
-    type Rows = Vec<(&'static str, Vec<Delivered>, Vec<&'static str>)>;
+    type Rows = Vec<(&'static str, Vec<SnapshotEntry>, Vec<&'static str>)>;
     let rows: Rows = vec![
         ("nothing at first: readiness only", vec![], vec!["add"]),
         ("nothing again", vec![], vec![]),
@@ -90,9 +90,9 @@ fn snapshots() {
         (
             "identical; known without reading",
             vec![
-                Delivered::Known("b".into()),
+                SnapshotEntry::Known("b".into()),
                 with("c", 1, "/metadata/deletionTimestamp", deleted()),
-                Delivered::Known("d".into()),
+                SnapshotEntry::Known("d".into()),
                 pod("e", "e", 1),
             ],
             vec![],
@@ -117,9 +117,9 @@ fn snapshots() {
         ),
         ("gone", vec![], vec!["remove g"]),
     ];
-    let mut mux = Mux::new(&[Source::File]);
+    let mut mux = SourceMux::new(&[PodSource::File]);
     for (name, snapshot, ops) in rows {
-        let merged = mux.merge(Source::File, snapshot, NOW);
+        let merged = mux.merge(PodSource::File, snapshot, NOW);
         assert_eq!(say(&merged), ops, "{name}");
         assert!(
             merged.unknown.is_empty() && merged.dropped.is_empty(),
@@ -131,19 +131,19 @@ fn snapshots() {
 #[test]
 fn sources_are_apart() {
     // SRC-01
-    let mut mux = Mux::new(&[Source::File, Source::Api]);
+    let mut mux = SourceMux::new(&[PodSource::File, PodSource::Api]);
     assert_eq!(
-        say(&mux.merge(Source::File, vec![pod("a", "a", 1)], NOW)),
+        say(&mux.merge(PodSource::File, vec![pod("a", "a", 1)], NOW)),
         ["add a"]
     );
     assert_eq!(
-        say(&mux.merge(Source::Api, vec![pod("b", "a", 1)], NOW)),
+        say(&mux.merge(PodSource::Api, vec![pod("b", "a", 1)], NOW)),
         ["add b"]
     );
-    assert_eq!(say(&mux.merge(Source::Api, vec![], NOW)), ["remove b"]);
-    let mut mux = Mux::new(&[Source::File]);
+    assert_eq!(say(&mux.merge(PodSource::Api, vec![], NOW)), ["remove b"]);
+    let mut mux = SourceMux::new(&[PodSource::File]);
     assert_eq!(
-        say(&mux.merge(Source::Api, vec![pod("c", "c", 1)], NOW)),
+        say(&mux.merge(PodSource::Api, vec![pod("c", "c", 1)], NOW)),
         Vec::<String>::new(),
         "not configured"
     );
@@ -152,9 +152,9 @@ fn sources_are_apart() {
 #[test]
 fn stamps() {
     // SRC-08 SRC-09 SRC-10
-    let mut mux = Mux::new(&[Source::Api]);
-    let stamps = |merged: &Merged| {
-        let (Op::Add(pods) | Op::Update(pods)) = &merged.ops[0] else {
+    let mut mux = SourceMux::new(&[PodSource::Api]);
+    let stamps = |merged: &MergeResult| {
+        let (SourceOperation::Add(pods) | SourceOperation::Update(pods)) = &merged.ops[0] else {
             panic!("{merged:?}")
         };
         let raw = &pods[0].raw["metadata"]["annotations"];
@@ -174,10 +174,13 @@ fn stamps() {
         "api".to_owned(),
         "2023-11-14T22:13:20.123456789Z".to_owned(),
     );
-    assert_eq!(stamps(&mux.merge(Source::Api, vec![mirror(1)], NOW)), first);
-    let later = Wall::from_secs(1_800_000_000);
     assert_eq!(
-        stamps(&mux.merge(Source::Api, vec![mirror(2)], later)),
+        stamps(&mux.merge(PodSource::Api, vec![mirror(1)], NOW)),
+        first
+    );
+    let later = WallTime::from_secs(1_800_000_000);
+    assert_eq!(
+        stamps(&mux.merge(PodSource::Api, vec![mirror(2)], later)),
         first
     );
 }
@@ -185,9 +188,9 @@ fn stamps() {
 #[test]
 fn duplicates() {
     // SRC-11
-    let mut mux = Mux::new(&[Source::Api]);
+    let mut mux = SourceMux::new(&[PodSource::Api]);
     let merged = mux.merge(
-        Source::Api,
+        PodSource::Api,
         vec![pod("a", "x", 1), pod("b", "x", 1), pod("a", "y", 1)],
         NOW,
     );
@@ -196,19 +199,23 @@ fn duplicates() {
         merged.dropped,
         [received("b", "x", 1), received("a", "y", 1)]
     );
-    let merged = mux.merge(Source::Api, vec![pod("b", "x", 1), pod("a", "x", 1)], NOW);
+    let merged = mux.merge(
+        PodSource::Api,
+        vec![pod("b", "x", 1), pod("a", "x", 1)],
+        NOW,
+    );
     assert_eq!(say(&merged), ["remove a", "add b"]);
     // A pod that is delivered by UID alone is no exception.
-    let known = || Delivered::Known("b".into());
-    let merged = mux.merge(Source::Api, vec![pod("c", "x", 1), known()], NOW);
+    let known = || SnapshotEntry::Known("b".into());
+    let merged = mux.merge(PodSource::Api, vec![pod("c", "x", 1), known()], NOW);
     assert_eq!(say(&merged), ["remove b", "add c"]);
     assert_eq!(merged.unknown, ["b".into()]);
 }
 
 #[test]
 fn unknown_is_asked_for() {
-    let mut mux = Mux::new(&[Source::File]);
-    let merged = mux.merge(Source::File, vec![Delivered::Known("a".into())], NOW);
+    let mut mux = SourceMux::new(&[PodSource::File]);
+    let merged = mux.merge(PodSource::File, vec![SnapshotEntry::Known("a".into())], NOW);
     assert_eq!(merged.unknown, ["a".into()]);
 }
 
@@ -222,41 +229,48 @@ fn single_pods_before_and_between_snapshots() {
         json!("2026-01-01T00:00:00Z"),
     );
     let read = |delivered| match delivered {
-        Delivered::Read(received) => received,
-        Delivered::Known(uid) => panic!("{uid}"),
+        SnapshotEntry::Read(received) => received,
+        SnapshotEntry::Known(uid) => panic!("{uid}"),
     };
-    let mut mux = Mux::new(&[Source::Api]);
+    let mut mux = SourceMux::new(&[PodSource::Api]);
     let add = mux.amend(
-        Source::Api,
+        PodSource::Api,
         vec![received("a", "a", 1), received("b", "b", 1)],
         &[],
         NOW,
     );
     assert_eq!(say(&add), ["add a b"]);
-    mux.mark_handled(Source::Api);
-    assert!(!mux.source_ready(Source::Api), "that was no snapshot");
-    let none = mux.amend(Source::Api, vec![], &["x".into()], NOW);
+    mux.mark_handled(PodSource::Api);
+    assert!(!mux.source_ready(PodSource::Api), "that was no snapshot");
+    let none = mux.amend(PodSource::Api, vec![], &["x".into()], NOW);
     assert_eq!(
         say(&none),
         Vec::<String>::new(),
         "neither readiness nor the unknown"
     );
-    let same = mux.amend(Source::Api, vec![received("a", "a", 1)], &[], NOW);
+    let same = mux.amend(PodSource::Api, vec![received("a", "a", 1)], &[], NOW);
     assert_eq!(say(&same), Vec::<String>::new());
-    let delete = mux.amend(Source::Api, vec![read(deleted)], &[], NOW);
+    let delete = mux.amend(PodSource::Api, vec![read(deleted)], &[], NOW);
     assert_eq!(say(&delete), ["delete b"]);
-    let taken = mux.amend(Source::Api, vec![received("c", "b", 1)], &[], NOW);
+    let taken = mux.amend(PodSource::Api, vec![received("c", "b", 1)], &[], NOW);
     assert_eq!((say(&taken), taken.dropped.len()), (vec![], 1));
-    let anew = mux.amend(Source::Api, vec![received("c", "b", 1)], &["b".into()], NOW);
+    let anew = mux.amend(
+        PodSource::Api,
+        vec![received("c", "b", 1)],
+        &["b".into()],
+        NOW,
+    );
     assert_eq!(say(&anew), ["remove b", "add c"]);
-    let known = ["a", "c"].map(|uid| Delivered::Known(uid.into())).into();
+    let known = ["a", "c"]
+        .map(|uid| SnapshotEntry::Known(uid.into()))
+        .into();
     assert_eq!(
-        say(&mux.merge(Source::Api, known, NOW)),
+        say(&mux.merge(PodSource::Api, known, NOW)),
         ["add"],
         "readiness"
     );
-    mux.mark_handled(Source::Api);
-    assert!(mux.source_ready(Source::Api));
+    mux.mark_handled(PodSource::Api);
+    assert!(mux.source_ready(PodSource::Api));
 }
 
 #[test]
@@ -266,18 +280,18 @@ fn records_of_an_agent_before() {
     let recorded = |uid: &str| {
         let key = "/metadata/annotations/kubernetes.io~1config.seen";
         match with(uid, 1, key, json!(seen)) {
-            Delivered::Read(received) => received,
-            Delivered::Known(uid) => panic!("{uid}"),
+            SnapshotEntry::Read(received) => received,
+            SnapshotEntry::Known(uid) => panic!("{uid}"),
         }
     };
-    let later = Wall::from_secs(1_800_000_000);
-    let mut mux = Mux::new(&[Source::Api]);
+    let later = WallTime::from_secs(1_800_000_000);
+    let mut mux = SourceMux::new(&[PodSource::Api]);
     let start = mux.restore(
-        Source::Api,
+        PodSource::Api,
         vec![recorded("a"), recorded("b"), received("c", "c", 1)],
         later,
     );
-    let [Op::Add(pods)] = start.ops.as_slice() else {
+    let [SourceOperation::Add(pods)] = start.ops.as_slice() else {
         panic!("{start:?}")
     };
     let stamps: Vec<&str> = pods
@@ -285,40 +299,40 @@ fn records_of_an_agent_before() {
         .map(|p| p.pod.metadata.annotations[CONFIG_SEEN].as_str())
         .collect();
     assert_eq!(stamps, [seen, seen, later.rfc3339_nanos().as_str()]);
-    mux.mark_handled(Source::Api);
+    mux.mark_handled(PodSource::Api);
     assert!(
         !mux.all_sources_ready(),
         "the disk does not speak for the apiserver"
     );
     // The apiserver is back: unchanged pods go on undisturbed, pods that it no longer has are removed.
     let back = mux.merge(
-        Source::Api,
-        vec![pod("a", "a", 1), Delivered::Known("c".into())],
+        PodSource::Api,
+        vec![pod("a", "a", 1), SnapshotEntry::Known("c".into())],
         later,
     );
     assert_eq!(say(&back), ["remove b", "add"]);
-    mux.mark_handled(Source::Api);
+    mux.mark_handled(PodSource::Api);
     assert!(mux.all_sources_ready());
 }
 
 #[test]
 fn readiness() {
     // SRC-13
-    assert!(Mux::new(&[]).all_sources_ready());
-    let mut mux = Mux::new(&[Source::File, Source::Api]);
-    mux.mark_handled(Source::Api);
+    assert!(SourceMux::new(&[]).all_sources_ready());
+    let mut mux = SourceMux::new(&[PodSource::File, PodSource::Api]);
+    mux.mark_handled(PodSource::Api);
     assert!(
-        !mux.source_ready(Source::Api),
+        !mux.source_ready(PodSource::Api),
         "handled before any snapshot"
     );
-    mux.merge(Source::Api, vec![], NOW);
-    assert!(!mux.source_ready(Source::Api), "not handled since");
-    mux.mark_handled(Source::Api);
-    assert!(mux.source_ready(Source::Api) && !mux.all_sources_ready());
-    mux.merge(Source::File, vec![], NOW);
+    mux.merge(PodSource::Api, vec![], NOW);
+    assert!(!mux.source_ready(PodSource::Api), "not handled since");
+    mux.mark_handled(PodSource::Api);
+    assert!(mux.source_ready(PodSource::Api) && !mux.all_sources_ready());
+    mux.merge(PodSource::File, vec![], NOW);
     assert!(!mux.all_sources_ready(), "not yet handled");
-    mux.mark_handled(Source::File);
+    mux.mark_handled(PodSource::File);
     assert!(mux.all_sources_ready());
-    mux.merge(Source::File, vec![], NOW);
+    mux.merge(PodSource::File, vec![], NOW);
     assert!(mux.all_sources_ready());
 }

@@ -15,7 +15,7 @@ const MAX_ROUTES: usize = 4096;
 
 /// An interface that is up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Interface {
+pub struct HostInterface {
     /// Name of the interface.
     pub name: String,
     /// Addresses of the interface, in the kernel's order.
@@ -24,9 +24,9 @@ pub struct Interface {
 
 /// Addresses and default routes of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Local {
+pub struct LocalAddresses {
     /// Interfaces that are up, in the kernel's order.
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<HostInterface>,
     /// Names of interfaces with a default route for IPv4, best first.
     pub default_v4: Vec<String>,
     /// Names of interfaces with a default route for IPv6, best first.
@@ -38,7 +38,7 @@ pub struct Local {
 
 /// Reason why an address cannot be a node's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Address {
+pub enum AddressFault {
     /// 127.0.0.0/8, ::1.
     #[error("it can't be loopback address")]
     Loopback,
@@ -65,7 +65,7 @@ pub enum AddressError {
         /// The address.
         ip: IpAddr,
         /// Fault of the address.
-        why: Address,
+        why: AddressFault,
     },
     /// There is no address by name, route or interface.
     #[error(
@@ -74,25 +74,25 @@ pub enum AddressError {
     None(String),
 }
 
-impl Local {
+impl LocalAddresses {
     /// Checks that `ip` can be an address of this node.
     ///
     /// - Source: kubelet `validateNodeIP`.
-    pub fn check(&self, ip: IpAddr) -> Result<(), Address> {
+    pub fn check(&self, ip: IpAddr) -> Result<(), AddressFault> {
         if ip.is_loopback() {
-            return Err(Address::Loopback);
+            return Err(AddressFault::Loopback);
         }
         if ip.is_multicast() {
-            return Err(Address::Multicast);
+            return Err(AddressFault::Multicast);
         }
         if is_link_local(ip) {
-            return Err(Address::LinkLocal);
+            return Err(AddressFault::LinkLocal);
         }
         if ip.is_unspecified() {
-            return Err(Address::Unspecified);
+            return Err(AddressFault::Unspecified);
         }
         let here = self.interfaces.iter().any(|i| i.addresses.contains(&ip));
-        here.then_some(()).ok_or(Address::Elsewhere)
+        here.then_some(()).ok_or(AddressFault::Elsewhere)
     }
 
     /// First address of a family on the interfaces with default routes.
@@ -108,7 +108,7 @@ impl Local {
         })
     }
 
-    fn first(&self, interface: &Interface, v4: bool) -> Option<IpAddr> {
+    fn first(&self, interface: &HostInterface, v4: bool) -> Option<IpAddr> {
         let mut addresses = interface.addresses.iter().copied();
         addresses.find(|ip| ip.is_ipv4() == v4 && self.check(*ip).is_ok())
     }
@@ -127,7 +127,11 @@ fn is_link_local(ip: IpAddr) -> bool {
 /// - `asked`: none, one, or one of each family; a single address of all zeros only prefers its family.
 /// - The last resort is our own: a kubelet gives up there, and a board without a router would have no address.
 /// - Source: kubelet `nodestatus/setters.go`, `NodeAddress`; apimachinery `util/net`, `ChooseHostInterface`.
-pub fn host_ips(asked: &[IpAddr], name: &str, local: &Local) -> Result<Vec<IpAddr>, AddressError> {
+pub fn host_ips(
+    asked: &[IpAddr],
+    name: &str,
+    local: &LocalAddresses,
+) -> Result<Vec<IpAddr>, AddressError> {
     let given = || asked.iter().copied().filter(|ip| !ip.is_unspecified());
     for ip in given() {
         local
@@ -189,7 +193,7 @@ pub(super) fn set(
     asked: &[IpAddr],
     external_cloud: bool,
     name: &str,
-    local: &Local,
+    local: &LocalAddresses,
 ) -> Result<(), AddressError> {
     let given: Vec<String> = asked
         .iter()
@@ -271,7 +275,7 @@ pub fn default_interfaces_v6(table: &str) -> Vec<String> {
 }
 
 fn best<'a>(routes: impl Iterator<Item = (u32, &'a str)>) -> Vec<String> {
-    use crate::api::order::Order as _;
+    use crate::api::order::OrderExt as _;
     let mut routes: Vec<(u32, &str)> = routes.take(MAX_ROUTES).collect();
     routes.order_by_key(|(metric, _)| *metric);
     let mut names: Vec<String> = Vec::new();
@@ -294,14 +298,14 @@ mod tests {
     }
 
     /// `eth0=192.0.2.1,fe80::1 wlan0=198.51.100.1`
-    fn local(interfaces: &str, v4: &str, v6: &str, resolved: &str) -> Local {
+    fn local(interfaces: &str, v4: &str, v6: &str, resolved: &str) -> LocalAddresses {
         let names = |text: &str| text.split_whitespace().map(Into::into).collect();
-        Local {
+        LocalAddresses {
             interfaces: interfaces
                 .split_whitespace()
                 .map(|part| {
                     let (name, list) = part.split_once('=').expect(part);
-                    Interface {
+                    HostInterface {
                         name: name.into(),
                         addresses: ips(&list.replace(',', " ")),
                     }
@@ -429,13 +433,13 @@ mod tests {
         // NODE-07
         let local = local(BOARD, "eth0", "", "");
         for (ip, why) in [
-            ("127.0.0.1", Address::Loopback),
-            ("::1", Address::Loopback),
-            ("224.0.0.1", Address::Multicast),
-            ("ff02::1", Address::Multicast),
-            ("169.254.3.4", Address::LinkLocal),
-            ("fe80::1", Address::LinkLocal),
-            ("203.0.113.1", Address::Elsewhere),
+            ("127.0.0.1", AddressFault::Loopback),
+            ("::1", AddressFault::Loopback),
+            ("224.0.0.1", AddressFault::Multicast),
+            ("ff02::1", AddressFault::Multicast),
+            ("169.254.3.4", AddressFault::LinkLocal),
+            ("fe80::1", AddressFault::LinkLocal),
+            ("203.0.113.1", AddressFault::Elsewhere),
         ] {
             let ip: IpAddr = ip.parse().expect(ip);
             assert_eq!(
@@ -447,7 +451,10 @@ mod tests {
                 "{ip}"
             );
         }
-        assert_eq!(local.check(ips("0.0.0.0")[0]), Err(Address::Unspecified));
+        assert_eq!(
+            local.check(ips("0.0.0.0")[0]),
+            Err(AddressFault::Unspecified)
+        );
         // The second of a pair is checked too.
         assert!(host_ips(&ips("192.0.2.1 2001:db8::9"), "pi", &local).is_err());
     }

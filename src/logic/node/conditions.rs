@@ -5,8 +5,8 @@ use alloc::{format, string::String, vec::Vec};
 
 use super::events::NodeEvent;
 use crate::api::{
-    Wall,
-    cri::Condition,
+    WallTime,
+    cri::RuntimeCondition,
     node::{NodeCondition, ResourceList},
 };
 use crate::text::cut;
@@ -20,7 +20,7 @@ const READY: &str = "Ready";
 
 /// Pressures that hold now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pressure {
+pub struct NodePressures {
     /// Memory is short.
     pub memory: bool,
     /// A disk is short of bytes or inodes, or cannot be written.
@@ -32,13 +32,13 @@ pub struct Pressure {
 }
 
 /// Name of a condition; reason, message and event while it holds; the three while it does not.
-type Words = (
+type ConditionTexts = (
     &'static str,
     (&'static str, &'static str, NodeEvent),
     (&'static str, &'static str, NodeEvent),
 );
 
-const PRESSURES: [Words; 3] = [
+const PRESSURES: [ConditionTexts; 3] = [
     (
         "MemoryPressure",
         (
@@ -118,8 +118,8 @@ fn status(holds: bool) -> &'static str {
 /// condition is made or flips (NODE-18).
 pub(super) fn set_pressures(
     conditions: &mut Vec<NodeCondition>,
-    pressure: &Pressure,
-    now: Wall,
+    pressure: &NodePressures,
+    now: WallTime,
     events: &mut Vec<NodeEvent>,
 ) {
     let holds = [pressure.memory, pressure.disk, pressure.pid];
@@ -147,9 +147,9 @@ pub(super) fn set_pressures(
 pub(super) fn set_own(
     conditions: &mut Vec<NodeCondition>,
     kind: &str,
-    told: Option<&Condition>,
+    told: Option<&RuntimeCondition>,
     is_trouble: bool,
-    now: Wall,
+    now: WallTime,
 ) {
     let Some(told) = told else {
         conditions.retain(|c| c.kind != kind);
@@ -172,7 +172,7 @@ pub(super) fn set_ready(
     errors: &[String],
     capacity: &ResourceList,
     local_storage: bool,
-    now: Wall,
+    now: WallTime,
     events: &mut Vec<NodeEvent>,
 ) {
     let mut errors = errors.to_vec();
@@ -229,8 +229,8 @@ mod tests {
     use super::*;
     use crate::api::Quantity;
 
-    fn at(s: i64) -> Wall {
-        Wall::from_secs(s)
+    fn at(s: i64) -> WallTime {
+        WallTime::from_secs(s)
     }
 
     fn capacity(names: &[&str]) -> ResourceList {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     fn shown(conditions: &[NodeCondition]) -> Vec<String> {
-        let secs = |at: Option<Wall>| at.map_or(-1, Wall::secs);
+        let secs = |at: Option<WallTime>| at.map_or(-1, WallTime::secs);
         conditions
             .iter()
             .map(|c| {
@@ -262,17 +262,17 @@ mod tests {
     fn pressures() {
         // NODE-17 NODE-18
         let mut conditions = Vec::new();
-        let mut round = |pressure: &Pressure, s| {
+        let mut round = |pressure: &NodePressures, s| {
             let mut events = Vec::new();
             set_pressures(&mut conditions, pressure, at(s), &mut events);
             (shown(&conditions), events)
         };
-        let none = Pressure::default();
-        let all = Pressure {
+        let none = NodePressures::default();
+        let all = NodePressures {
             memory: true,
             disk: true,
             pid: true,
-            ..Pressure::default()
+            ..NodePressures::default()
         };
         let (first, events) = round(&none, 1);
         assert_eq!(
@@ -312,7 +312,7 @@ mod tests {
                 NodeEvent::InsufficientPid
             ]
         );
-        let detail = Pressure {
+        let detail = NodePressures {
             disk: true,
             disk_detail: "full".into(),
             ..none.clone()
@@ -330,7 +330,7 @@ mod tests {
         // WEAR-06
         let mut conditions = Vec::new();
         let mut round = |ok: Option<bool>, s| {
-            let told = ok.map(|ok| Condition {
+            let told = ok.map(|ok| RuntimeCondition {
                 ok,
                 reason: if ok { "Fine" } else { "Bad" }.into(),
                 message: "90 %".into(),
@@ -362,7 +362,7 @@ mod tests {
         }];
         set_pressures(
             &mut conditions,
-            &Pressure::default(),
+            &NodePressures::default(),
             at(9),
             &mut Vec::new(),
         );

@@ -2,9 +2,9 @@
 //! `kubelet_node_status.go` and `nodestatus/setters.go`.
 //!
 //! - [`initial`] makes the Node to create; [`reconcile`] brings an old Node of the same name up to date.
-//! - [`apply`] brings a Node's status up to date from a [`View`]: in each round, and for local commands.
+//! - [`apply`] brings a Node's status up to date from a [`NodeView`]: in each round, and for local commands.
 //! - [`patch`](status_patch) is the smallest patch between the Node last seen and the one wanted.
-//! - [`Pace`] tells when to compute and when to send; [`Registering`] the pauses until the Node is created.
+//! - [`StatusPace`] tells when to compute and when to send; [`RegisterBackoff`] the pauses until the Node is created.
 //!
 //! This module neither sends nor keeps a Node: callers hold the one last read from the API.
 
@@ -19,32 +19,32 @@ mod status;
 mod unkept;
 
 pub use addresses::{
-    Address, AddressError, Interface, Local, default_interfaces_v4, default_interfaces_v6,
-    host_ips, in_hosts_file, of_node, own_address,
+    AddressError, AddressFault, HostInterface, LocalAddresses, default_interfaces_v4,
+    default_interfaces_v6, host_ips, in_hosts_file, of_node, own_address,
 };
-pub use conditions::{MAX_MESSAGE_BYTES, Pressure, aggregate, is_ready};
+pub use conditions::{MAX_MESSAGE_BYTES, NodePressures, aggregate, is_ready};
 pub use events::NodeEvent;
-pub use pace::{FAST_INTERVAL, FAST_LIMIT, Fast, MAX_TRIES, Pace, fast_round};
-pub use patch::{Patch, status_patch};
+pub use pace::{FAST_INTERVAL, FAST_LIMIT, MAX_TRIES, StartupRound, StatusPace, fast_round};
+pub use patch::{NodeStatusPatch, status_patch};
 pub use pod_cidr::{Cidr, CidrError, PodCidrs};
 pub use register::{
-    AfterCreate, CreateAnswer, Registering, after_create, initial, new_labels, offered, reconcile,
-    renew_labels,
+    AfterCreate, CreateAnswer, RegisterBackoff, after_create, initial, new_labels, offered,
+    reconcile, renew_labels,
 };
-pub use status::{Applied, apply};
-pub use unkept::Unkept;
+pub use status::{AppliedStatus, apply};
+pub use unkept::UnkeptFields;
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::net::IpAddr;
 
 use crate::api::{
-    cri::{Condition, Image},
+    cri::{RuntimeCondition, StoredImage},
     node::{RuntimeHandler, Taint},
 };
 
 use super::{
-    extended_resources::Amount,
-    node_resources::{Capacity, Reservations},
+    extended_resources::ResourceUnits,
+    node_resources::{MachineCapacity, NodeReservations},
 };
 
 /// Label: host name.
@@ -64,7 +64,7 @@ const HUGEPAGES: &str = "hugepages-";
 
 /// Settings of the operator for the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
+pub struct NodeSettings {
     /// Name of the node and host name.
     pub name: String,
     /// `--node-ip`: none, one, or one of each family.
@@ -95,7 +95,7 @@ pub struct Settings {
 
 /// Identity of this machine and of its present boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
+pub struct MachineIdentity {
     /// `/etc/machine-id`.
     pub machine_id: String,
     /// UUID from the firmware; else the machine id.
@@ -112,22 +112,22 @@ pub struct Identity {
 
 /// Resources of the machine, and the part that is reserved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Resources {
+pub struct MachineResources {
     /// Capacity of the machine.
-    pub capacity: Capacity,
+    pub capacity: MachineCapacity,
     /// Huge pages by page size, both in bytes, including sizes without pages.
     pub hugepages: Vec<(i64, i64)>,
     /// Reserved part, which pods do not get.
-    pub kept: Reservations,
+    pub kept: NodeReservations,
     /// Swap in bytes; 0 without.
     pub swap_bytes: i64,
     /// Devices that this agent gives to pods.
-    pub devices: Vec<Amount>,
+    pub devices: Vec<ResourceUnits>,
 }
 
 /// Abilities of the runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RuntimeView {
+pub struct RuntimeAbilities {
     /// `name://version`.
     pub version: String,
     /// Handlers, in any order.
@@ -138,27 +138,27 @@ pub struct RuntimeView {
 
 /// All facts for a Node object, as they are now.
 #[derive(Clone, Copy, Debug)]
-pub struct View<'a> {
+pub struct NodeView<'a> {
     /// Settings of the operator.
-    pub settings: &'a Settings,
+    pub settings: &'a NodeSettings,
     /// Identity of the machine.
-    pub identity: &'a Identity,
+    pub identity: &'a MachineIdentity,
     /// Resources of the machine.
-    pub resources: &'a Resources,
+    pub resources: &'a MachineResources,
     /// Addresses of the machine.
-    pub local: &'a Local,
+    pub local: &'a LocalAddresses,
     /// The runtime.
-    pub runtime: &'a RuntimeView,
+    pub runtime: &'a RuntimeAbilities,
     /// Images in the store; `None` if they could not be listed.
-    pub images: Option<&'a [Image]>,
+    pub images: Option<&'a [StoredImage]>,
     /// Pressures that hold.
-    pub pressure: &'a Pressure,
+    pub pressure: &'a NodePressures,
     /// Reasons why the node is not ready: of runtime, network, storage, shutdown, in this order; empty if it is ready.
     pub not_ready: &'a [String],
     /// Condition of what runs pods that are no containers: it answers, or the reason why not; `None`: nothing does.
-    pub external_pods: Option<&'a Condition>,
+    pub external_pods: Option<&'a RuntimeCondition>,
     /// Condition of the disk: it will last, or the reason why not; `None`: the disk does not tell.
-    pub storage: Option<&'a Condition>,
+    pub storage: Option<&'a RuntimeCondition>,
     /// Sorted unique names of attached volumes in use; `None`: not known yet.
     pub volumes_in_use: Option<&'a [String]>,
 }

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 
 /// Number of tries to send one status: the first against the Node last seen, later ones against one read anew
 /// (NODE-23).
@@ -16,15 +16,15 @@ const JITTER_PERMILLE: u64 = 40;
 
 /// The rhythm of status rounds.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct StatusPace {
     update: Duration,
     report: Duration,
-    last_sent: Option<Mono>,
+    last_sent: Option<MonoTime>,
     /// Time from the last status to the next report: `report`, or a random one after a change.
     shifted: Duration,
 }
 
-impl Pace {
+impl StatusPace {
     /// `update`: `nodeStatusUpdateFrequency`; `report`: `nodeStatusReportFrequency`.
     #[must_use]
     pub const fn new(update: Duration, report: Duration) -> Self {
@@ -38,13 +38,13 @@ impl Pace {
 
     /// Time of the next round. `random`: any number.
     #[must_use]
-    pub fn next_round(&self, now: Mono, random: u64) -> Mono {
+    pub fn next_round(&self, now: MonoTime, random: u64) -> MonoTime {
         now + self.update + part(self.update, JITTER_PERMILLE, random)
     }
 
     /// Returns true if a status must be sent: it has changed, or the last one was sent too long ago.
     #[must_use]
-    pub fn must_send(&self, is_change: bool, now: Mono) -> bool {
+    pub fn must_send(&self, is_change: bool, now: MonoTime) -> bool {
         // Before the first status there is none to repeat; a new one is a change.
         is_change
             || self
@@ -54,7 +54,7 @@ impl Pace {
 
     /// Takes in that a status was accepted. After a change the next report comes up to half its time sooner or later,
     /// so that a fleet that changed together does not report together.
-    pub fn sent(&mut self, is_change: bool, now: Mono, random: u64) {
+    pub fn sent(&mut self, is_change: bool, now: MonoTime, random: u64) {
         self.last_sent = Some(now);
         self.shifted = if is_change {
             self.report / 2 + part(self.report, 1000, random)
@@ -75,7 +75,7 @@ fn part(time: Duration, permille: u64, random: u64) -> Duration {
 
 /// Decision of one of the frequent rounds after the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fast {
+pub enum StartupRound {
     /// Try again after [`FAST_INTERVAL`], or when the node is known to have changed.
     Again,
     /// Send the status now; no more frequent rounds.
@@ -89,13 +89,13 @@ pub enum Fast {
 /// - `seen`: readiness in the Node last seen; `None` without a Node or a `Ready` condition.
 /// - `is_ready`: readiness in the status just computed.
 #[must_use]
-pub fn fast_round(since_start: Duration, seen: Option<bool>, is_ready: bool) -> Fast {
+pub fn fast_round(since_start: Duration, seen: Option<bool>, is_ready: bool) -> StartupRound {
     if since_start >= FAST_LIMIT || seen == Some(true) {
-        Fast::Over
+        StartupRound::Over
     } else if seen == Some(false) && is_ready {
-        Fast::Send
+        StartupRound::Send
     } else {
-        Fast::Again
+        StartupRound::Again
     }
 }
 
@@ -110,21 +110,21 @@ mod tests {
     #[test]
     fn rounds() {
         // NODE-22
-        let pace = Pace::new(s(10), s(300));
+        let pace = StatusPace::new(s(10), s(300));
         for random in [0, 7, 400, 401, u64::MAX] {
-            let next = pace.next_round(Mono(1000), random).0;
+            let next = pace.next_round(MonoTime(1000), random).0;
             assert!((11_000..=11_400).contains(&next), "{next}");
         }
-        assert_eq!(pace.next_round(Mono(0), 400), Mono(10_400));
-        let zero = Pace::new(Duration::ZERO, s(1));
-        assert_eq!(zero.next_round(Mono(5), 9), Mono(5));
+        assert_eq!(pace.next_round(MonoTime(0), 400), MonoTime(10_400));
+        let zero = StatusPace::new(Duration::ZERO, s(1));
+        assert_eq!(zero.next_round(MonoTime(5), 9), MonoTime(5));
     }
 
     #[test]
     fn sending() {
         // NODE-22
-        let mut pace = Pace::new(s(10), s(300));
-        let at = |s: u64| Mono(s * 1000);
+        let mut pace = StatusPace::new(s(10), s(300));
+        let at = |s: u64| MonoTime(s * 1000);
         assert!(!pace.must_send(false, at(0)), "nothing to repeat");
         assert!(pace.must_send(true, at(0)));
         for (name, change, random, due) in [
@@ -144,11 +144,17 @@ mod tests {
     fn the_first_ready() {
         // NODE-24
         for (name, s_after, seen, ready, want) in [
-            ("no node yet", 1, None, true, Fast::Again),
-            ("not ready yet", 1, Some(false), false, Fast::Again),
-            ("just became ready", 1, Some(false), true, Fast::Send),
-            ("was ready", 1, Some(true), true, Fast::Over),
-            ("too late", 120, Some(false), true, Fast::Over),
+            ("no node yet", 1, None, true, StartupRound::Again),
+            ("not ready yet", 1, Some(false), false, StartupRound::Again),
+            (
+                "just became ready",
+                1,
+                Some(false),
+                true,
+                StartupRound::Send,
+            ),
+            ("was ready", 1, Some(true), true, StartupRound::Over),
+            ("too late", 120, Some(false), true, StartupRound::Over),
         ] {
             assert_eq!(fast_round(s(s_after), seen, ready), want, "{name}");
         }

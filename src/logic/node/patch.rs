@@ -11,7 +11,7 @@ const HEARTBEAT: &str = "lastHeartbeatTime";
 
 /// A patch for `nodes/<name>/status`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Patch {
+pub struct NodeStatusPatch {
     /// `application/strategic-merge-patch+json`.
     pub body: Value,
     /// Set if more has changed than heartbeats.
@@ -25,7 +25,7 @@ pub struct Patch {
 ///   cannot be merged; other lists are replaced.
 /// - Source: `pkg/util/node`, `preparePatchBytesforNodeStatus`; strategy markers of core/v1 NodeStatus.
 #[must_use]
-pub fn status_patch(seen: &Node, wanted: &Node) -> Option<Patch> {
+pub fn status_patch(seen: &Node, wanted: &Node) -> Option<NodeStatusPatch> {
     let value = |node: &Node| serde_json::to_value(node).unwrap_or(Value::Null);
     let (old, new) = (value(seen), value(wanted));
     let mut body = Map::new();
@@ -50,7 +50,7 @@ pub fn status_patch(seen: &Node, wanted: &Node) -> Option<Patch> {
         &mut body,
         &mut is_change,
     );
-    (!body.is_empty()).then(|| Patch {
+    (!body.is_empty()).then(|| NodeStatusPatch {
         body: body.into(),
         is_change,
     })
@@ -145,18 +145,18 @@ mod tests {
     use super::*;
     use crate::{
         api::{
-            Quantity, Wall,
+            Quantity, WallTime,
             node::{NodeAddress, NodeCondition},
         },
         node::{apply, initial, testing::Parts},
     };
 
-    fn at(s: i64) -> Wall {
-        Wall::from_secs(s)
+    fn at(s: i64) -> WallTime {
+        WallTime::from_secs(s)
     }
 
     /// The patch for what `edit` did to the board.
-    fn after(edit: impl FnOnce(&mut Node)) -> Option<Patch> {
+    fn after(edit: impl FnOnce(&mut Node)) -> Option<NodeStatusPatch> {
         let (seen, _) = initial(&Parts::board().view(), at(100));
         let mut wanted = seen.clone();
         edit(&mut wanted);

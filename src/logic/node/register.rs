@@ -10,13 +10,13 @@ use alloc::{
 use core::time::Duration;
 
 use super::{
-    ARCH, CONTROLLER_ATTACHES, HOSTNAME, HUGEPAGES, LINUX, NodeEvent, OS, Settings, View,
+    ARCH, CONTROLLER_ATTACHES, HOSTNAME, HUGEPAGES, LINUX, NodeEvent, NodeSettings, NodeView, OS,
     status::apply,
 };
 use crate::api::{
-    Node, Quantity, Wall,
+    Node, Quantity, WallTime,
     node::{ResourceList, Taint},
-    order::Gather as _,
+    order::GatherExt as _,
 };
 use crate::node_resources::is_extended;
 
@@ -47,7 +47,7 @@ const LONGEST_PAUSE_MS: u64 = 7000;
 ///
 /// - Source: kubelet `initialNode`.
 #[must_use]
-pub fn initial(view: &View<'_>, now: Wall) -> (Node, Vec<NodeEvent>) {
+pub fn initial(view: &NodeView<'_>, now: WallTime) -> (Node, Vec<NodeEvent>) {
     let settings = view.settings;
     let mut node = Node::default();
     node.metadata.name.clone_from(&settings.name);
@@ -72,7 +72,7 @@ pub fn initial(view: &View<'_>, now: Wall) -> (Node, Vec<NodeEvent>) {
 
 /// Labels of a new Node: the usual ones, then the operator's on top. `arch` is in Go's words.
 #[must_use]
-pub fn new_labels(settings: &Settings, arch: &str) -> BTreeMap<String, String> {
+pub fn new_labels(settings: &NodeSettings, arch: &str) -> BTreeMap<String, String> {
     [
         (HOSTNAME, settings.name.as_str()),
         (OS, LINUX),
@@ -185,7 +185,7 @@ pub enum CreateAnswer {
 pub enum AfterCreate {
     /// Done, for the life of the process.
     Registered,
-    /// Read the Node, [`reconcile`] it, patch it. If one of them fails, wait for [`Registering::pause`].
+    /// Read the Node, [`reconcile`] it, patch it. If one of them fails, wait for [`RegisterBackoff::pause`].
     Reconcile,
     /// Pause and create again.
     Retry,
@@ -203,11 +203,11 @@ pub const fn after_create(answer: CreateAnswer) -> AfterCreate {
 
 /// Pauses between tries, without end: 100 ms, doubling, at most 7 s.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Registering {
+pub struct RegisterBackoff {
     last_ms: u64,
 }
 
-impl Registering {
+impl RegisterBackoff {
     /// Pause before the next try, the first one included.
     pub fn pause(&mut self) -> Duration {
         let next = self.last_ms.saturating_mul(2);
@@ -224,13 +224,13 @@ mod tests {
     use crate::node::testing::Parts;
 
     fn made(parts: &Parts) -> Node {
-        initial(&parts.view(), Wall::from_secs(100)).0
+        initial(&parts.view(), WallTime::from_secs(100)).0
     }
 
     #[test]
     fn a_new_node_tells_its_conditions() {
         // NODE-21
-        let (_, events) = initial(&Parts::board().view(), Wall::from_secs(100));
+        let (_, events) = initial(&Parts::board().view(), WallTime::from_secs(100));
         let told: Vec<&str> = events.iter().map(|event| event.reason()).collect();
         assert_eq!(
             told,
@@ -464,7 +464,7 @@ mod tests {
         ] {
             assert_eq!(after_create(answer), then);
         }
-        let mut tries = Registering::default();
+        let mut tries = RegisterBackoff::default();
         let ms: Vec<u128> = (0..9).map(|_| tries.pause().as_millis()).collect();
         assert_eq!(ms, [100, 200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
     }

@@ -3,16 +3,16 @@
 use alloc::{borrow::ToOwned as _, format, string::String, vec::Vec};
 
 use super::{
-    ARCH, HUGEPAGES, LINUX, OS, View,
+    ARCH, HUGEPAGES, LINUX, NodeView, OS,
     addresses::{self, AddressError},
     conditions,
     events::NodeEvent,
 };
 use crate::api::{
-    Node, Quantity, Wall,
-    cri::Image,
+    Node, Quantity, WallTime,
+    cri::StoredImage,
     node::{ContainerImage, NodeFeatures, NodeInfo, NodeSwap, ResourceList},
-    order::Order as _,
+    order::OrderExt as _,
 };
 use crate::node_resources::{self, is_extended};
 
@@ -21,7 +21,7 @@ const MAX_IMAGE_NAMES: usize = 5;
 
 /// Result of [`apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
+pub struct AppliedStatus {
     /// Events to record.
     pub events: Vec<NodeEvent>,
     /// Reason why the addresses stayed as they were.
@@ -34,9 +34,9 @@ pub struct Applied {
 /// change.
 ///
 /// - Source: kubelet `updateNode`, `defaultNodeStatusFuncs`.
-pub fn apply(node: &mut Node, view: &View<'_>, now: Wall) -> Applied {
+pub fn apply(node: &mut Node, view: &NodeView<'_>, now: WallTime) -> AppliedStatus {
     let now = now.truncated();
-    let mut done = Applied::default();
+    let mut done = AppliedStatus::default();
     for (label, value) in [(OS, LINUX), (ARCH, view.identity.architecture.as_str())] {
         if node.metadata.labels.get(label).is_none_or(|v| v != value) {
             node.metadata.labels.insert(label.into(), value.into());
@@ -87,7 +87,7 @@ pub fn apply(node: &mut Node, view: &View<'_>, now: Wall) -> Applied {
     done
 }
 
-fn info(view: &View<'_>) -> NodeInfo {
+fn info(view: &NodeView<'_>) -> NodeInfo {
     let identity = view.identity;
     let swap = view.resources.swap_bytes;
     NodeInfo {
@@ -118,7 +118,7 @@ fn put(list: &mut ResourceList, name: &str, amount: Quantity) {
 }
 
 /// Sets the capacity of the resources that this agent manages, and the allocatable amounts of all.
-fn amounts(capacity: &mut ResourceList, allocatable: &mut ResourceList, view: &View<'_>) {
+fn amounts(capacity: &mut ResourceList, allocatable: &mut ResourceList, view: &NodeView<'_>) {
     let resources = view.resources;
     let has = resources.capacity;
     let left = node_resources::allocatable(has, resources.kept);
@@ -159,8 +159,8 @@ fn amounts(capacity: &mut ResourceList, allocatable: &mut ResourceList, view: &V
 }
 
 /// The largest images, at most `most`; of each at most [`MAX_IMAGE_NAMES`] names, digests first (NODE-14).
-fn images(all: &[Image], most: Option<u32>) -> Vec<ContainerImage> {
-    let mut by_size: Vec<&Image> = all.iter().collect();
+fn images(all: &[StoredImage], most: Option<u32>) -> Vec<ContainerImage> {
+    let mut by_size: Vec<&StoredImage> = all.iter().collect();
     by_size.order_by(|a, b| (b.size_bytes, &b.id).cmp(&(a.size_bytes, &a.id)));
     let most = most.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
     by_size
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use crate::{
         api::node::RuntimeHandler,
-        extended_resources::Amount,
+        extended_resources::ResourceUnits,
         node::testing::{MIB, Parts},
     };
 
@@ -198,8 +198,8 @@ mod tests {
         list.join(" ")
     }
 
-    fn applied(parts: &Parts, node: &mut Node) -> Applied {
-        apply(node, &parts.view(), Wall::from_secs(100))
+    fn applied(parts: &Parts, node: &mut Node) -> AppliedStatus {
+        apply(node, &parts.view(), WallTime::from_secs(100))
     }
 
     #[test]
@@ -260,7 +260,7 @@ mod tests {
         // DEV-35 DEV-40
         let mut parts = Parts::board();
         let mut node = Node::default();
-        let amount = |capacity, allocatable| Amount {
+        let amount = |capacity, allocatable| ResourceUnits {
             resource: "picolet/serial".into(),
             capacity,
             allocatable,
@@ -341,12 +341,12 @@ mod tests {
     #[test]
     fn which_images() {
         // NODE-14
-        let image = |id: &str, size_bytes, digests: usize, tags: usize| Image {
+        let image = |id: &str, size_bytes, digests: usize, tags: usize| StoredImage {
             id: id.into(),
             repo_digests: (0..digests).map(|n| format!("{id}@{n}")).collect(),
             repo_tags: (0..tags).map(|n| format!("{id}:{n}")).collect(),
             size_bytes,
-            ..Image::default()
+            ..StoredImage::default()
         };
         let all = [
             image("a", 1, 1, 1),

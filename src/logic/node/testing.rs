@@ -2,27 +2,30 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{Identity, Interface, Local, Pressure, Resources, RuntimeView, Settings, View};
+use super::{
+    HostInterface, LocalAddresses, MachineIdentity, MachineResources, NodePressures, NodeSettings,
+    NodeView, RuntimeAbilities,
+};
 use crate::{
-    api::cri::{Condition, Image},
-    node_resources::{Capacity, Reservations},
+    api::cri::{RuntimeCondition, StoredImage},
+    node_resources::{MachineCapacity, NodeReservations},
 };
 
 pub(crate) const MIB: i64 = 1 << 20;
 
-/// Owned data of a [`View`].
+/// Owned data of a [`NodeView`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts {
-    pub(crate) settings: Settings,
-    pub(crate) identity: Identity,
-    pub(crate) resources: Resources,
-    pub(crate) local: Local,
-    pub(crate) runtime: RuntimeView,
-    pub(crate) images: Vec<Image>,
-    pub(crate) pressure: Pressure,
+    pub(crate) settings: NodeSettings,
+    pub(crate) identity: MachineIdentity,
+    pub(crate) resources: MachineResources,
+    pub(crate) local: LocalAddresses,
+    pub(crate) runtime: RuntimeAbilities,
+    pub(crate) images: Vec<StoredImage>,
+    pub(crate) pressure: NodePressures,
     pub(crate) not_ready: Vec<String>,
-    pub(crate) external_pods: Option<Condition>,
-    pub(crate) storage: Option<Condition>,
+    pub(crate) external_pods: Option<RuntimeCondition>,
+    pub(crate) storage: Option<RuntimeCondition>,
     pub(crate) volumes: Option<Vec<String>>,
 }
 
@@ -30,7 +33,7 @@ impl Parts {
     /// Four processors, 512 MiB, `eth0` with 192.0.2.1.
     pub(crate) fn board() -> Self {
         Self {
-            settings: Settings {
+            settings: NodeSettings {
                 name: "pi".into(),
                 controller_attach_detach: true,
                 max_images: Some(50),
@@ -38,9 +41,9 @@ impl Parts {
                 local_storage: true,
                 port: Some(10250),
                 kubelet_version: "v1.36.0+p".into(),
-                ..Settings::default()
+                ..NodeSettings::default()
             },
-            identity: Identity {
+            identity: MachineIdentity {
                 machine_id: "mid".into(),
                 system_uuid: "suid".into(),
                 boot_id: "boot-1".into(),
@@ -48,9 +51,9 @@ impl Parts {
                 os_image: "Debian 12".into(),
                 architecture: "arm64".into(),
             },
-            resources: Resources {
+            resources: MachineResources {
                 devices: Vec::new(),
-                capacity: Capacity {
+                capacity: MachineCapacity {
                     cpu_milli: 4000,
                     memory_bytes: 512 * MIB,
                     hugepages_bytes: 16 * MIB,
@@ -58,33 +61,33 @@ impl Parts {
                     pids: 4000,
                 },
                 hugepages: vec![(64 << 10, 0), (2 * MIB, 16 * MIB)],
-                kept: Reservations {
+                kept: NodeReservations {
                     cpu_milli: 100,
                     memory_bytes: 32 * MIB,
                     eviction_memory_bytes: 32 * MIB,
                     storage_bytes: 1 << 30,
-                    ..Reservations::default()
+                    ..NodeReservations::default()
                 },
                 swap_bytes: 64 * MIB,
             },
-            local: Local {
-                interfaces: vec![Interface {
+            local: LocalAddresses {
+                interfaces: vec![HostInterface {
                     name: "eth0".into(),
                     addresses: vec!["192.0.2.1".parse().expect("address")],
                 }],
                 default_v4: vec!["eth0".into()],
-                ..Local::default()
+                ..LocalAddresses::default()
             },
-            runtime: RuntimeView {
+            runtime: RuntimeAbilities {
                 version: "picolet://1".into(),
-                ..RuntimeView::default()
+                ..RuntimeAbilities::default()
             },
             ..Self::default()
         }
     }
 
-    pub(crate) fn view(&self) -> View<'_> {
-        View {
+    pub(crate) fn view(&self) -> NodeView<'_> {
+        NodeView {
             settings: &self.settings,
             identity: &self.identity,
             resources: &self.resources,

@@ -8,7 +8,7 @@ use crate::api::Node;
 
 /// Parts of a status that the apiserver does not keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unkept {
+pub struct UnkeptFields {
     /// Dropped before 1.31.
     runtime_handlers: bool,
     /// Dropped before 1.33.
@@ -19,7 +19,7 @@ pub struct Unkept {
     declared_features: bool,
 }
 
-impl Unkept {
+impl UnkeptFields {
     /// Compares a Node that was sent with the answer to it.
     pub fn learn(&mut self, sent: &Node, answer: &Node) {
         let (sent, got) = (&sent.status, &answer.status);
@@ -63,9 +63,9 @@ mod tests {
         sent.status.features = Some(NodeFeatures::default());
         sent.status.node_info.swap = Some(NodeSwap { capacity: Some(1) });
         sent.status.declared_features = alloc::vec!["A".into()];
-        let mut known = Unkept::default();
+        let mut known = UnkeptFields::default();
         known.learn(&sent, &sent);
-        assert_eq!(known, Unkept::default(), "a server that keeps all");
+        assert_eq!(known, UnkeptFields::default(), "a server that keeps all");
         let answer = Node::default();
         assert!(status_patch(&answer, &sent).is_some());
         known.learn(&sent, &answer);
@@ -73,8 +73,8 @@ mod tests {
         known.leave_out(&mut next);
         assert_eq!(status_patch(&answer, &next), None);
         // Nothing sent, nothing learnt.
-        let mut other = Unkept::default();
+        let mut other = UnkeptFields::default();
         other.learn(&answer, &answer);
-        assert_eq!(other, Unkept::default());
+        assert_eq!(other, UnkeptFields::default());
     }
 }

@@ -12,20 +12,24 @@ const MAX_ROUNDS: usize = 8;
 const MAX_STATES: usize = 20_000;
 
 /// Cache in which every status has this age.
-struct Age(Freshness);
+struct FixedAge(StatusFreshness);
 
-impl StatusAge for Age {
-    fn newer_than(&self, _: &PodUid, _: Mono) -> Freshness {
+impl StatusAge for FixedAge {
+    fn newer_than(&self, _: &PodUid, _: MonoTime) -> StatusFreshness {
         self.0
     }
 }
 
 /// Answers that the runtime cache can have for a call.
-const AGES: [Freshness; 3] = [Freshness::Fresh, Freshness::Stale, Freshness::Failed];
+const AGES: [StatusFreshness; 3] = [
+    StatusFreshness::Fresh,
+    StatusFreshness::Stale,
+    StatusFreshness::Failed,
+];
 
 /// Event for the table. The number is the pod's.
 #[derive(Clone, Copy, Debug)]
-enum Input {
+enum ExplorerInput {
     Update(usize, UpdateKind),
     Deleted(usize, i64),
     PhaseTerminal(usize),
@@ -38,7 +42,7 @@ enum Input {
     Known(usize),
     /// All timers fire; bits as above.
     Tick(usize),
-    Done(usize, Outcome),
+    Done(usize, CallOutcome),
 }
 
 /// Facts about an update: the object is known, its deletion grace, the grace to pass on.
@@ -46,11 +50,11 @@ type WorkFacts = (bool, Option<i32>, Option<i32>);
 
 /// State of a pod as far as it decides what happens next. Times, random numbers and the slot's number do not count.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Row {
+struct TableState {
     uid: PodUid,
-    stage: Stage,
+    stage: WorkerStage,
     flags: [bool; 11],
-    call: Option<Call>,
+    call: Option<WorkerCall>,
     grace_s: u32,
     pending: Option<WorkFacts>,
     active: Option<WorkFacts>,
@@ -59,15 +63,15 @@ struct Row {
     timer: bool,
 }
 
-fn rows(table: &PodTable) -> (bool, Vec<Row>) {
+fn rows(table: &PodTable) -> (bool, Vec<TableState>) {
     let used = || table.slots.iter().filter(|slot| slot.is_used());
-    let mut rows: Vec<Row> = used()
+    let mut rows: Vec<TableState> = used()
         .map(|slot| {
             let worker = &slot.worker;
-            let work = |work: Option<Work>| {
+            let work = |work: Option<PodWork>| {
                 work.map(|work| (work.has_spec, work.deletion_grace_s, work.kill_grace_s))
             };
-            Row {
+            TableState {
                 uid: slot.uid.clone(),
                 stage: worker.stage,
                 flags: [
@@ -98,24 +102,24 @@ fn rows(table: &PodTable) -> (bool, Vec<Row>) {
     (table.synced, rows)
 }
 
-struct Explorer {
+struct TableExplorer {
     uids: Vec<PodUid>,
     is_static: bool,
-    inputs: Vec<Input>,
-    ages: &'static [Freshness],
-    capacity: Capacity,
+    inputs: Vec<ExplorerInput>,
+    ages: &'static [StatusFreshness],
+    capacity: PodTableCapacity,
     calls: usize,
     refusals: usize,
 }
 
-impl Explorer {
-    fn new(uids: &[&str], is_static: bool, inputs: Vec<Input>) -> Self {
+impl TableExplorer {
+    fn new(uids: &[&str], is_static: bool, inputs: Vec<ExplorerInput>) -> Self {
         Self {
             uids: uids.iter().map(|uid| PodUid::from(*uid)).collect(),
             is_static,
             inputs,
             ages: &AGES[..1],
-            capacity: Capacity {
+            capacity: PodTableCapacity {
                 max_pods: u16::try_from(uids.len()).expect("few"),
                 reserved: 0,
                 margin: 1,
@@ -144,45 +148,47 @@ impl Explorer {
     }
 
     /// Gives the input to the table. Returns false if it cannot happen there.
-    fn apply(&mut self, table: &mut PodTable, input: Input, now: Mono) -> bool {
+    fn apply(&mut self, table: &mut PodTable, input: ExplorerInput, now: MonoTime) -> bool {
         let update = match input {
-            Input::Update(pod, kind) => Update::of(kind, self.facts(pod)),
-            Input::Deleted(pod, grace_s) => {
+            ExplorerInput::Update(pod, kind) => PodUpdate::of(kind, self.facts(pod)),
+            ExplorerInput::Deleted(pod, grace_s) => {
                 let mut facts = self.facts(pod);
                 facts.deletion_requested = true;
                 facts.deletion_grace_s = Some(grace_s);
-                Update::of(UpdateKind::Update, facts)
+                PodUpdate::of(UpdateKind::Update, facts)
             }
-            Input::PhaseTerminal(pod) | Input::FirstSightIdle(pod) => {
+            ExplorerInput::PhaseTerminal(pod) | ExplorerInput::FirstSightIdle(pod) => {
                 let mut facts = self.facts(pod);
                 facts.phase_terminal = true;
-                let idle = matches!(input, Input::FirstSightIdle(_));
-                Update::of(UpdateKind::Create, facts).with_runtime_idle(idle)
+                let idle = matches!(input, ExplorerInput::FirstSightIdle(_));
+                PodUpdate::of(UpdateKind::Create, facts).with_runtime_idle(idle)
             }
-            Input::FirstSightBusy(pod) => {
-                Update::of(UpdateKind::Create, self.facts(pod)).with_runtime_idle(false)
+            ExplorerInput::FirstSightBusy(pod) => {
+                PodUpdate::of(UpdateKind::Create, self.facts(pod)).with_runtime_idle(false)
             }
-            Input::Kill(pod, grace_s) => {
+            ExplorerInput::Kill(pod, grace_s) => {
                 let options = KillOptions {
                     grace_s,
                     evict: grace_s.is_some(),
                     signal: true,
                     status: None,
                 };
-                Update::kill(self.facts(pod), options)
+                PodUpdate::kill(self.facts(pod), options)
             }
-            Input::RuntimeKill(pod) => Update::runtime_only(&self.uids[pod], "pod", "default"),
-            Input::Known(mask) => {
+            ExplorerInput::RuntimeKill(pod) => {
+                PodUpdate::runtime_only(&self.uids[pod], "pod", "default")
+            }
+            ExplorerInput::Known(mask) => {
                 let known = table.sync_known_pods(&|uid| self.wanted(mask, uid));
                 assert!(known.is_sorted_by(|a, b| a.uid < b.uid));
                 return true;
             }
-            Input::Tick(mask) => {
+            ExplorerInput::Tick(mask) => {
                 let due = table.next_timeout().is_some();
                 table.on_timeout(&|uid| self.wanted(mask, uid), now);
                 return due;
             }
-            Input::Done(pod, outcome) => {
+            ExplorerInput::Done(pod, outcome) => {
                 let handle = table.handle(&self.uids[pod]);
                 return handle.is_some_and(|handle| table.on_done(handle, outcome, now));
             }
@@ -190,14 +196,14 @@ impl Explorer {
         let before = rows(table);
         let answer = match table.update(update, now) {
             Ok(answer) => answer,
-            Err(TableFull { slots }) => {
+            Err(PodTableFull { slots }) => {
                 assert!(table.len() == slots && slots < self.uids.len());
                 assert!(rows(table) == before, "a refusal changes nothing");
                 self.refusals += 1;
                 return true;
             }
         };
-        let asks = matches!(input, Input::Kill(..));
+        let asks = matches!(input, ExplorerInput::Kill(..));
         let waits = table.slots.iter().any(|slot| {
             slot.is_used()
                 && slot.worker.wants_signal
@@ -211,58 +217,69 @@ impl Explorer {
     }
 
     /// Fetches all effects and checks each against the table as it was just before.
-    fn drain(&mut self, table: &mut PodTable, age: Freshness, now: Mono) -> Vec<Handle> {
+    fn drain(
+        &mut self,
+        table: &mut PodTable,
+        age: StatusFreshness,
+        now: MonoTime,
+    ) -> Vec<PodHandle> {
         let mut stopped = Vec::new();
         for _ in 0..100 {
             let before = table.clone();
-            let worker = |handle: Handle| {
+            let worker = |handle: PodHandle| {
                 let index = before.index_of(handle).expect("a living pod");
                 &before.slots[index].worker
             };
-            match table.poll_effect(&Age(age), now) {
+            match table.poll_effect(&FixedAge(age), now) {
                 None => return stopped,
-                Some(Effect::Start(Start { handle, call, .. })) => {
+                Some(PodTableEffect::Start(CallStart { handle, call, .. })) => {
                     self.calls += 1;
                     let worker = worker(handle);
-                    let runtime_only = call == Call::TerminatingRuntime;
+                    let runtime_only = call == WorkerCall::TerminatingRuntime;
                     assert!(
-                        age == Freshness::Fresh || runtime_only,
+                        age == StatusFreshness::Fresh || runtime_only,
                         "a call without a status"
                     );
                     assert_eq!(worker.call, None, "two calls for one pod");
                     let fits = match call {
-                        Call::Sync => worker.stage == Stage::Sync,
-                        Call::Terminating { grace_s } => {
+                        WorkerCall::Sync => worker.stage == WorkerStage::Sync,
+                        WorkerCall::Terminating { grace_s } => {
                             assert!(grace_s != Some(0), "at least 1 s");
                             assert!(grace_s.is_none_or(|grace_s| grace_s == worker.grace_s));
-                            matches!(worker.stage, Stage::Requested | Stage::Terminating)
+                            matches!(
+                                worker.stage,
+                                WorkerStage::Requested | WorkerStage::Terminating
+                            )
                         }
-                        Call::TerminatingRuntime => {
-                            matches!(worker.stage, Stage::Requested | Stage::Terminating)
+                        WorkerCall::TerminatingRuntime => {
+                            matches!(
+                                worker.stage,
+                                WorkerStage::Requested | WorkerStage::Terminating
+                            )
                         }
-                        Call::Terminated => worker.stage == Stage::Terminated,
+                        WorkerCall::Terminated => worker.stage == WorkerStage::Terminated,
                     };
                     assert!(fits, "{call:?} in {:?}", worker.stage);
                 }
-                Some(Effect::Cancel(handle)) => {
+                Some(PodTableEffect::Cancel(handle)) => {
                     assert!(worker(handle).call.is_some(), "nothing to cancel");
                 }
-                Some(Effect::Stopped(handle)) => stopped.push(handle),
-                Some(Effect::Gone { handle, .. }) => {
+                Some(PodTableEffect::Stopped(handle)) => stopped.push(handle),
+                Some(PodTableEffect::Gone { handle, .. }) => {
                     let slot = &before.slots[usize::try_from(handle.index).expect("index")];
                     assert_eq!(slot.worker.call, None, "gone with a call running");
                     assert!(table.identity(handle).is_none());
                 }
-                Some(Effect::NeedStatus { handle, .. }) => {
-                    assert!(age == Freshness::Stale && !worker(handle).status_asked);
+                Some(PodTableEffect::NeedStatus { handle, .. }) => {
+                    assert!(age == StatusFreshness::Stale && !worker(handle).status_asked);
                 }
-                Some(Effect::StatusFailed(_)) => assert!(age == Freshness::Failed),
+                Some(PodTableEffect::StatusFailed(_)) => assert!(age == StatusFreshness::Failed),
             }
         }
         panic!("effects without end");
     }
 
-    fn check(before: &PodTable, after: &PodTable, stopped: &[Handle]) {
+    fn check(before: &PodTable, after: &PodTable, stopped: &[PodHandle]) {
         assert!(after.len() <= after.slots.len());
         assert_eq!(after.len(), after.handles().count(), "drained");
         let holders = after.slots.iter().filter(|slot| slot.holds_name()).count();
@@ -283,7 +300,7 @@ impl Explorer {
                 assert!(!old.evicted || new.evicted);
             } else {
                 assert!(
-                    old.call.is_none() || old.call == Some(Call::TerminatingRuntime),
+                    old.call.is_none() || old.call == Some(WorkerCall::TerminatingRuntime),
                     "a pod went while its call ran"
                 );
             }
@@ -298,7 +315,7 @@ impl Explorer {
             let moves = worker.call.is_some()
                 || worker.status_asked
                 || worker.timers.next_timeout().is_some()
-                || worker.stage == Stage::Sync
+                || worker.stage == WorkerStage::Sync
                 || worker.stage.is_finished();
             assert!(moves, "a pod that ends always has its next step");
             assert!(!worker.stage.is_finished() || worker.call.is_none());
@@ -306,35 +323,35 @@ impl Explorer {
     }
 
     /// Lets all pods go: calls end well, no source wants a pod, timers fire.
-    fn let_go(&mut self, mut table: PodTable, mut now: Mono) {
+    fn let_go(&mut self, mut table: PodTable, mut now: MonoTime) {
         for _ in 0..MAX_ROUNDS {
             for pod in 0..self.uids.len() {
-                self.apply(&mut table, Input::Done(pod, Outcome::Done), now);
+                self.apply(&mut table, ExplorerInput::Done(pod, CallOutcome::Done), now);
             }
-            self.apply(&mut table, Input::Known(0), now);
-            self.drain(&mut table, Freshness::Fresh, now);
+            self.apply(&mut table, ExplorerInput::Known(0), now);
+            self.drain(&mut table, StatusFreshness::Fresh, now);
             now = now + Duration::from_secs(1000);
         }
         assert!(table.is_empty(), "a pod never goes away");
     }
 
     /// Lets calls and timers go on without housekeeping: timers alone must bring a pod that ends to its end.
-    fn end_by_timers(&mut self, mut table: PodTable, mut now: Mono) {
-        let ends: Vec<Handle> = table
+    fn end_by_timers(&mut self, mut table: PodTable, mut now: MonoTime) {
+        let ends: Vec<PodHandle> = table
             .handles()
-            .filter(|handle| table.stage(*handle).is_some_and(Stage::is_requested))
+            .filter(|handle| table.stage(*handle).is_some_and(WorkerStage::is_requested))
             .collect();
         for _ in 0..MAX_ROUNDS {
             for pod in 0..self.uids.len() {
-                self.apply(&mut table, Input::Done(pod, Outcome::Done), now);
+                self.apply(&mut table, ExplorerInput::Done(pod, CallOutcome::Done), now);
             }
             now = now + Duration::from_secs(1000);
-            self.apply(&mut table, Input::Tick(0), now);
-            self.drain(&mut table, Freshness::Fresh, now);
+            self.apply(&mut table, ExplorerInput::Tick(0), now);
+            self.drain(&mut table, StatusFreshness::Fresh, now);
         }
         for handle in ends {
             assert!(
-                table.stage(handle).is_none_or(Stage::is_finished),
+                table.stage(handle).is_none_or(WorkerStage::is_finished),
                 "a pod that ends hangs"
             );
         }
@@ -344,7 +361,7 @@ impl Explorer {
     fn run(&mut self) -> usize {
         let start = PodTable::new(self.capacity, 1);
         let mut seen = BTreeSet::from([rows(&start)]);
-        let mut open = vec![(start, Mono(1))];
+        let mut open = vec![(start, MonoTime(1))];
         while let Some((table, at)) = open.pop() {
             // Longer than any delay: every timer that is set fires in a tick.
             let now = at + Duration::from_secs(1000);
@@ -378,43 +395,43 @@ impl Explorer {
     }
 }
 
-fn inputs(pods: usize, per_pod: impl Fn(usize) -> Vec<Input>) -> Vec<Input> {
-    let mut all: Vec<Input> = (0..pods).flat_map(per_pod).collect();
+fn inputs(pods: usize, per_pod: impl Fn(usize) -> Vec<ExplorerInput>) -> Vec<ExplorerInput> {
+    let mut all: Vec<ExplorerInput> = (0..pods).flat_map(per_pod).collect();
     for mask in 0..1 << pods {
-        all.extend([Input::Known(mask), Input::Tick(mask)]);
+        all.extend([ExplorerInput::Known(mask), ExplorerInput::Tick(mask)]);
     }
     all
 }
 
-fn every_input(pod: usize) -> Vec<Input> {
+fn every_input(pod: usize) -> Vec<ExplorerInput> {
     vec![
-        Input::Update(pod, UpdateKind::Create),
-        Input::Update(pod, UpdateKind::Update),
-        Input::Update(pod, UpdateKind::Sync),
-        Input::Deleted(pod, 20),
-        Input::Deleted(pod, 0),
-        Input::PhaseTerminal(pod),
-        Input::FirstSightIdle(pod),
-        Input::FirstSightBusy(pod),
-        Input::Kill(pod, None),
-        Input::Kill(pod, Some(2)),
-        Input::Kill(pod, Some(60)),
-        Input::RuntimeKill(pod),
-        Input::Done(pod, Outcome::Done),
-        Input::Done(pod, Outcome::Terminal),
-        Input::Done(pod, Outcome::Canceled),
-        Input::Done(pod, Outcome::Failed(Retry::Error)),
+        ExplorerInput::Update(pod, UpdateKind::Create),
+        ExplorerInput::Update(pod, UpdateKind::Update),
+        ExplorerInput::Update(pod, UpdateKind::Sync),
+        ExplorerInput::Deleted(pod, 20),
+        ExplorerInput::Deleted(pod, 0),
+        ExplorerInput::PhaseTerminal(pod),
+        ExplorerInput::FirstSightIdle(pod),
+        ExplorerInput::FirstSightBusy(pod),
+        ExplorerInput::Kill(pod, None),
+        ExplorerInput::Kill(pod, Some(2)),
+        ExplorerInput::Kill(pod, Some(60)),
+        ExplorerInput::RuntimeKill(pod),
+        ExplorerInput::Done(pod, CallOutcome::Done),
+        ExplorerInput::Done(pod, CallOutcome::Terminal),
+        ExplorerInput::Done(pod, CallOutcome::Canceled),
+        ExplorerInput::Done(pod, CallOutcome::Failed(RetryCause::Error)),
     ]
 }
 
 /// Inputs that matter between two pods of one full name. More would square the number of states for little.
-fn main_inputs(pod: usize) -> Vec<Input> {
+fn main_inputs(pod: usize) -> Vec<ExplorerInput> {
     vec![
-        Input::Update(pod, UpdateKind::Create),
-        Input::Kill(pod, None),
-        Input::Done(pod, Outcome::Done),
-        Input::Done(pod, Outcome::Terminal),
-        Input::Done(pod, Outcome::Failed(Retry::Error)),
+        ExplorerInput::Update(pod, UpdateKind::Create),
+        ExplorerInput::Kill(pod, None),
+        ExplorerInput::Done(pod, CallOutcome::Done),
+        ExplorerInput::Done(pod, CallOutcome::Terminal),
+        ExplorerInput::Done(pod, CallOutcome::Failed(RetryCause::Error)),
     ]
 }
 
@@ -422,14 +439,14 @@ fn main_inputs(pod: usize) -> Vec<Input> {
 
 #[test]
 fn one_api_pod_and_every_input() {
-    let mut explorer = Explorer::new(&["a"], false, inputs(1, every_input));
+    let mut explorer = TableExplorer::new(&["a"], false, inputs(1, every_input));
     let states = explorer.run();
     assert!(states > 200 && explorer.calls > 1000, "{states} states");
 }
 
 #[test]
 fn one_static_pod_and_every_input() {
-    let mut explorer = Explorer::new(&["a"], true, inputs(1, every_input));
+    let mut explorer = TableExplorer::new(&["a"], true, inputs(1, every_input));
     let states = explorer.run();
     assert!(states > 200 && explorer.calls > 1000, "{states} states");
 }
@@ -438,7 +455,7 @@ fn one_static_pod_and_every_input() {
 fn one_pod_and_every_age_of_its_status() {
     // PW-24
     for is_static in [false, true] {
-        let mut explorer = Explorer::new(&["a"], is_static, inputs(1, main_inputs));
+        let mut explorer = TableExplorer::new(&["a"], is_static, inputs(1, main_inputs));
         explorer.ages = &AGES;
         let states = explorer.run();
         assert!(states > 100 && explorer.calls > 300, "{states} states");
@@ -447,8 +464,8 @@ fn one_pod_and_every_age_of_its_status() {
 
 #[test]
 fn two_pods_and_one_slot() {
-    let mut explorer = Explorer::new(&["a", "b"], false, inputs(2, main_inputs));
-    explorer.capacity = Capacity {
+    let mut explorer = TableExplorer::new(&["a", "b"], false, inputs(2, main_inputs));
+    explorer.capacity = PodTableCapacity {
         max_pods: 1,
         reserved: 0,
         margin: 0,
@@ -459,7 +476,7 @@ fn two_pods_and_one_slot() {
 
 #[test]
 fn two_static_pods_of_one_name() {
-    let mut explorer = Explorer::new(&["a", "b"], true, inputs(2, main_inputs));
+    let mut explorer = TableExplorer::new(&["a", "b"], true, inputs(2, main_inputs));
     let states = explorer.run();
     assert!(states > 500 && explorer.calls > 1000, "{states} states");
 }

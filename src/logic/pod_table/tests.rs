@@ -12,11 +12,11 @@ struct Age {
 }
 
 impl StatusAge for Age {
-    fn newer_than(&self, _: &PodUid, after: Mono) -> Freshness {
-        match (Mono(self.status_at) > after, self.failed) {
-            (false, _) => Freshness::Stale,
-            (true, true) => Freshness::Failed,
-            (true, false) => Freshness::Fresh,
+    fn newer_than(&self, _: &PodUid, after: MonoTime) -> StatusFreshness {
+        match (MonoTime(self.status_at) > after, self.failed) {
+            (false, _) => StatusFreshness::Stale,
+            (true, true) => StatusFreshness::Failed,
+            (true, false) => StatusFreshness::Fresh,
         }
     }
 }
@@ -96,22 +96,22 @@ fn kill_in(grace_s: i64) -> KillOptions {
     }
 }
 
-fn terminating(grace_s: impl Into<Option<u32>>) -> Call {
-    Call::Terminating {
+fn terminating(grace_s: impl Into<Option<u32>>) -> WorkerCall {
+    WorkerCall::Terminating {
         grace_s: grace_s.into(),
     }
 }
 
 impl Bench {
     fn new() -> Self {
-        Self::with(Capacity {
+        Self::with(PodTableCapacity {
             max_pods: 4,
             reserved: 2,
             margin: 2,
         })
     }
 
-    fn with(capacity: Capacity) -> Self {
+    fn with(capacity: PodTableCapacity) -> Self {
         Self {
             table: PodTable::new(capacity, 1),
             now: 1000,
@@ -122,28 +122,34 @@ impl Bench {
         }
     }
 
-    fn update(&mut self, kind: UpdateKind, pod: &TestPod) -> Answer {
-        let update = Update::of(kind, pod.facts());
-        self.table.update(update, Mono(self.now)).expect("a slot")
+    fn update(&mut self, kind: UpdateKind, pod: &TestPod) -> PodUpdateAnswer {
+        let update = PodUpdate::of(kind, pod.facts());
+        self.table
+            .update(update, MonoTime(self.now))
+            .expect("a slot")
     }
 
-    fn create(&mut self, pod: &TestPod) -> Handle {
+    fn create(&mut self, pod: &TestPod) -> PodHandle {
         self.update(UpdateKind::Create, pod).handle
     }
 
-    fn kill(&mut self, pod: &TestPod, options: KillOptions) -> Answer {
-        let update = Update::kill(pod.facts(), options);
-        self.table.update(update, Mono(self.now)).expect("a slot")
+    fn kill(&mut self, pod: &TestPod, options: KillOptions) -> PodUpdateAnswer {
+        let update = PodUpdate::kill(pod.facts(), options);
+        self.table
+            .update(update, MonoTime(self.now))
+            .expect("a slot")
     }
 
-    fn runtime_kill(&mut self, pod: &TestPod) -> Answer {
-        let update = Update::runtime_only(&pod.uid, pod.name, NAMESPACE);
-        self.table.update(update, Mono(self.now)).expect("a slot")
+    fn runtime_kill(&mut self, pod: &TestPod) -> PodUpdateAnswer {
+        let update = PodUpdate::runtime_only(&pod.uid, pod.name, NAMESPACE);
+        self.table
+            .update(update, MonoTime(self.now))
+            .expect("a slot")
     }
 
-    fn effects(&mut self) -> Vec<Effect> {
+    fn effects(&mut self) -> Vec<PodTableEffect> {
         let mut all = Vec::new();
-        while let Some(effect) = self.table.poll_effect(&self.age, Mono(self.now)) {
+        while let Some(effect) = self.table.poll_effect(&self.age, MonoTime(self.now)) {
             all.push(effect);
             assert!(all.len() < 100, "effects without end");
         }
@@ -151,29 +157,29 @@ impl Bench {
     }
 
     /// The calls that start now; other effects are dropped.
-    fn starts(&mut self) -> Vec<(Handle, Call)> {
+    fn starts(&mut self) -> Vec<(PodHandle, WorkerCall)> {
         let mut starts = Vec::new();
         for effect in self.effects() {
-            if let Effect::Start(start) = effect {
+            if let PodTableEffect::Start(start) = effect {
                 starts.push((start.handle, start.call));
             }
         }
         starts
     }
 
-    fn done(&mut self, handle: Handle, outcome: Outcome) {
+    fn done(&mut self, handle: PodHandle, outcome: CallOutcome) {
         self.now += 1;
-        assert!(self.table.on_done(handle, outcome, Mono(self.now)));
+        assert!(self.table.on_done(handle, outcome, MonoTime(self.now)));
     }
 
     /// Asserts that exactly `call` starts for `handle`, and ends it with `outcome`.
     #[track_caller]
-    fn run(&mut self, handle: Handle, call: Call, outcome: Outcome) {
+    fn run(&mut self, handle: PodHandle, call: WorkerCall, outcome: CallOutcome) {
         assert_eq!(self.starts(), [(handle, call)]);
         self.done(handle, outcome);
     }
 
-    fn sync(&mut self, desired: &[&TestPod]) -> Vec<Known> {
+    fn sync(&mut self, desired: &[&TestPod]) -> Vec<KnownPod> {
         let desired: Vec<_> = desired.iter().map(|pod| pod.uid.clone()).collect();
         self.table.sync_known_pods(&|uid| desired.contains(uid))
     }
@@ -181,30 +187,30 @@ impl Bench {
     /// Moves the clock to the next timer and fires it; every pod of `config` has a source.
     fn tick(&mut self, config: &[&TestPod]) -> u64 {
         let due = self.table.next_timeout().expect("a timer");
-        let waited = due.since_ms(Mono(self.now));
+        let waited = due.since_ms(MonoTime(self.now));
         self.now = due.0;
         let config: Vec<_> = config.iter().map(|pod| pod.uid.clone()).collect();
         self.table
-            .on_timeout(&|uid| config.contains(uid), Mono(self.now));
+            .on_timeout(&|uid| config.contains(uid), MonoTime(self.now));
         waited
     }
 
-    fn stage(&self, handle: Handle) -> Stage {
+    fn stage(&self, handle: PodHandle) -> WorkerStage {
         self.table.stage(handle).expect("a pod")
     }
 
     /// A pod that was created and whose first sync went well.
-    fn running(&mut self, pod: &TestPod) -> Handle {
+    fn running(&mut self, pod: &TestPod) -> PodHandle {
         let handle = self.create(pod);
-        self.run(handle, Call::Sync, Outcome::Done);
+        self.run(handle, WorkerCall::Sync, CallOutcome::Done);
         handle
     }
 
-    fn finished(&mut self, pod: &TestPod) -> Handle {
+    fn finished(&mut self, pod: &TestPod) -> PodHandle {
         let handle = self.running(pod);
         self.kill(pod, kill_in(3));
-        self.run(handle, terminating(3), Outcome::Done);
-        self.run(handle, Call::Terminated, Outcome::Done);
+        self.run(handle, terminating(3), CallOutcome::Done);
+        self.run(handle, WorkerCall::Terminated, CallOutcome::Done);
         handle
     }
 }
@@ -218,20 +224,20 @@ fn calls_of_a_pod_never_overlap() {
     let two = bench.create(&b);
     assert_eq!(
         bench.starts(),
-        [(one, Call::Sync), (two, Call::Sync)],
+        [(one, WorkerCall::Sync), (two, WorkerCall::Sync)],
         "different pods run at the same time"
     );
     for _ in 0..3 {
         bench.update(UpdateKind::Update, &a);
     }
     assert_eq!(bench.starts(), [], "one call at a time");
-    bench.done(one, Outcome::Done);
+    bench.done(one, CallOutcome::Done);
     assert_eq!(
         bench.starts(),
-        [(one, Call::Sync)],
+        [(one, WorkerCall::Sync)],
         "three updates make one call, at once"
     );
-    bench.done(one, Outcome::Done);
+    bench.done(one, CallOutcome::Done);
     assert_eq!(bench.starts(), []);
 }
 
@@ -243,12 +249,12 @@ fn the_oldest_unread_update_is_measured() {
     bench.create(&a);
     bench.now += 500;
     bench.update(UpdateKind::Update, &a);
-    let [Effect::Start(start)] = bench.effects()[..] else {
+    let [PodTableEffect::Start(start)] = bench.effects()[..] else {
         panic!("one start");
     };
     assert_eq!(
         (start.kind, start.since, start.first),
-        (UpdateKind::Update, Mono(1000), true)
+        (UpdateKind::Update, MonoTime(1000), true)
     );
 }
 
@@ -263,41 +269,41 @@ fn entry_to_terminating() {
     for (name, update, deleted, evicted) in [
         (
             "runtime",
-            Update::runtime_only(&a.uid, a.name, NAMESPACE),
+            PodUpdate::runtime_only(&a.uid, a.name, NAMESPACE),
             true,
             false,
         ),
         (
             "deletion",
-            Update::of(UpdateKind::Update, a.deleted(5).facts()),
+            PodUpdate::of(UpdateKind::Update, a.deleted(5).facts()),
             true,
             false,
         ),
         (
             "deletion wins over eviction",
-            Update::kill(a.deleted(5).facts(), evict.clone()),
+            PodUpdate::kill(a.deleted(5).facts(), evict.clone()),
             true,
             false,
         ),
         (
             "terminal phase",
-            Update::of(UpdateKind::Update, a.ended().facts()),
+            PodUpdate::of(UpdateKind::Update, a.ended().facts()),
             false,
             false,
         ),
         (
             "terminal phase wins over eviction",
-            Update::kill(a.ended().facts(), evict.clone()),
+            PodUpdate::kill(a.ended().facts(), evict.clone()),
             false,
             false,
         ),
-        ("kill", Update::kill(a.facts(), kill_in(1)), false, false),
-        ("eviction", Update::kill(a.facts(), evict), false, true),
+        ("kill", PodUpdate::kill(a.facts(), kill_in(1)), false, false),
+        ("eviction", PodUpdate::kill(a.facts(), evict), false, true),
     ] {
         let mut bench = Bench::new();
         let handle = bench.running(&a);
-        bench.table.update(update, Mono(bench.now)).expect(name);
-        assert_eq!(bench.stage(handle), Stage::Requested, "{name}");
+        bench.table.update(update, MonoTime(bench.now)).expect(name);
+        assert_eq!(bench.stage(handle), WorkerStage::Requested, "{name}");
         let worker = &bench.table.slots[0].worker;
         assert_eq!(
             (worker.deleted, worker.evicted),
@@ -306,7 +312,7 @@ fn entry_to_terminating() {
         );
         // The flags are never reset: a plain update does not change them.
         bench.update(UpdateKind::Update, &a);
-        assert_eq!(bench.stage(handle), Stage::Requested, "{name}");
+        assert_eq!(bench.stage(handle), WorkerStage::Requested, "{name}");
         let worker = &bench.table.slots[0].worker;
         assert_eq!(
             (worker.deleted, worker.evicted),
@@ -314,7 +320,7 @@ fn entry_to_terminating() {
             "{name}"
         );
         assert!(
-            matches!(bench.starts()[..], [(_, Call::Terminating { .. })]),
+            matches!(bench.starts()[..], [(_, WorkerCall::Terminating { .. })]),
             "{name}"
         );
     }
@@ -335,10 +341,10 @@ fn flags_are_set_at_that_moment_only() {
         },
     );
     assert!(!bench.table.slots[0].worker.evicted);
-    bench.run(handle, terminating(9), Outcome::Done);
-    bench.run(handle, Call::Terminated, Outcome::Done);
+    bench.run(handle, terminating(9), CallOutcome::Done);
+    bench.run(handle, WorkerCall::Terminated, CallOutcome::Done);
     let answer = bench.update(UpdateKind::Update, &a.deleted(1));
-    assert_eq!(answer.taken, Taken::Dropped);
+    assert_eq!(answer.taken, PodUpdateResult::Dropped);
     assert!(!bench.table.slots[0].worker.deleted);
 }
 
@@ -347,28 +353,28 @@ fn terminal_at_first_sight() {
     let a = pod("a").ended();
     // PW-06
     for (name, idle, calls) in [
-        ("nothing runs", true, vec![Call::Terminated]),
+        ("nothing runs", true, vec![WorkerCall::Terminated]),
         (
             "something runs, or the cache cannot tell",
             false,
-            vec![terminating(30), Call::Terminated],
+            vec![terminating(30), WorkerCall::Terminated],
         ),
     ] {
         let mut bench = Bench::new();
-        let update = Update::of(UpdateKind::Create, a.facts()).with_runtime_idle(idle);
-        let handle = bench.table.update(update, Mono(1)).expect(name).handle;
+        let update = PodUpdate::of(UpdateKind::Create, a.facts()).with_runtime_idle(idle);
+        let handle = bench.table.update(update, MonoTime(1)).expect(name).handle;
         assert_eq!(bench.table.is_pod_known_terminated(&a.uid), idle, "{name}");
         for call in calls {
-            bench.run(handle, call, Outcome::Done);
+            bench.run(handle, call, CallOutcome::Done);
         }
-        assert_eq!(bench.stage(handle), Stage::Finished, "{name}");
+        assert_eq!(bench.stage(handle), WorkerStage::Finished, "{name}");
     }
     // A pod that is known does not skip its stop, however idle the runtime looks.
     let mut bench = Bench::new();
     let handle = bench.running(&pod("a"));
-    let update = Update::of(UpdateKind::Update, a.facts()).with_runtime_idle(true);
-    bench.table.update(update, Mono(1)).expect("known");
-    assert_eq!(bench.stage(handle), Stage::Requested);
+    let update = PodUpdate::of(UpdateKind::Update, a.facts()).with_runtime_idle(true);
+    bench.table.update(update, MonoTime(1)).expect("known");
+    assert_eq!(bench.stage(handle), WorkerStage::Requested);
 }
 
 #[test]
@@ -379,11 +385,14 @@ fn same_uid_restart() {
     let handle = bench.running(&a);
     bench.kill(&a, KillOptions::default());
     let answer = bench.update(UpdateKind::Create, &a);
-    assert_eq!(answer.taken, Taken::RestartNoted);
+    assert_eq!(answer.taken, PodUpdateResult::RestartNoted);
     assert_eq!(bench.sync(&[&a]).len(), 1, "not finished: kept");
-    bench.run(handle, terminating(30), Outcome::Done);
-    bench.run(handle, Call::Terminated, Outcome::Done);
-    assert_eq!(bench.update(UpdateKind::Update, &a).taken, Taken::Dropped);
+    bench.run(handle, terminating(30), CallOutcome::Done);
+    bench.run(handle, WorkerCall::Terminated, CallOutcome::Done);
+    assert_eq!(
+        bench.update(UpdateKind::Update, &a).taken,
+        PodUpdateResult::Dropped
+    );
     assert_eq!(bench.starts(), []);
     assert_eq!(bench.sync(&[&a]), [], "finished: the caller creates it");
     // The pass creates the pod before the old one was fetched as gone.
@@ -392,15 +401,15 @@ fn same_uid_restart() {
     let effects = bench.effects();
     assert_eq!(
         effects[0],
-        Effect::Gone {
+        PodTableEffect::Gone {
             handle,
             uid: a.uid.clone(),
             restart: true
         }
     );
-    assert!(matches!(effects[1], Effect::Start(start) if start.handle == again));
+    assert!(matches!(effects[1], PodTableEffect::Start(start) if start.handle == again));
     assert!(
-        !bench.table.on_done(handle, Outcome::Done, Mono(9)),
+        !bench.table.on_done(handle, CallOutcome::Done, MonoTime(9)),
         "stale"
     );
 
@@ -443,7 +452,7 @@ fn update_of_a_terminating_pod() {
             ..kill_in(20)
         },
     );
-    bench.done(handle, Outcome::Failed(Retry::Error));
+    bench.done(handle, CallOutcome::Failed(RetryCause::Error));
     assert_eq!(
         bench.starts(),
         [(handle, terminating(9))],
@@ -454,7 +463,7 @@ fn update_of_a_terminating_pod() {
         status.map(|status| status.reason.clone())
     };
     assert_eq!(reason(&bench).as_deref(), Some("Evicted"), "the latest");
-    bench.done(handle, Outcome::Done);
+    bench.done(handle, CallOutcome::Done);
     assert_eq!(reason(&bench), None, "applied while it terminates");
 }
 
@@ -470,28 +479,28 @@ fn signals() {
     let handle = bench.running(&a);
     assert!(!bench.kill(&a, signal()).signal_now, "the stop is awaited");
     assert_eq!(bench.starts(), [(handle, terminating(1))]);
-    bench.done(handle, Outcome::Failed(Retry::Error));
+    bench.done(handle, CallOutcome::Failed(RetryCause::Error));
     assert_eq!(bench.effects(), [], "not stopped yet");
     bench.tick(&[&a]);
     assert_eq!(bench.starts(), [(handle, terminating(1))]);
-    bench.done(handle, Outcome::Done);
-    assert_eq!(bench.effects()[0], Effect::Stopped(handle));
+    bench.done(handle, CallOutcome::Done);
+    assert_eq!(bench.effects()[0], PodTableEffect::Stopped(handle));
     assert!(
         bench.kill(&a, signal()).signal_now,
         "terminated, unfinished"
     );
-    bench.done(handle, Outcome::Done);
-    assert_eq!(bench.stage(handle), Stage::Finished);
+    bench.done(handle, CallOutcome::Done);
+    assert_eq!(bench.stage(handle), WorkerStage::Finished);
     assert!(bench.kill(&a, signal()).signal_now, "finished");
 
     // Kill options come with an update that does not end the pod.
     let mut bench = Bench::new();
-    let mut update = Update::of(UpdateKind::Update, a.facts());
+    let mut update = PodUpdate::of(UpdateKind::Update, a.facts());
     update.kill = Some(signal());
     assert!(
         bench
             .table
-            .update(update, Mono(1))
+            .update(update, MonoTime(1))
             .expect("slot")
             .signal_now
     );
@@ -501,13 +510,13 @@ fn signals() {
     let mut bench = Bench::new();
     let handle = bench.create(&a);
     assert!(!bench.kill(&a, signal()).signal_now);
-    assert_eq!(bench.effects(), [Effect::Stopped(handle)]);
+    assert_eq!(bench.effects(), [PodTableEffect::Stopped(handle)]);
     let mut bench = Bench::new();
     let b = pod("b");
     let handle = bench.create(&b);
     bench.kill(&b, signal());
     bench.sync(&[]);
-    assert_eq!(bench.effects()[0], Effect::Stopped(handle));
+    assert_eq!(bench.effects()[0], PodTableEffect::Stopped(handle));
 }
 
 #[test]
@@ -517,14 +526,14 @@ fn runtime_only_kill() {
     let a = pod("a");
     let handle = bench.runtime_kill(&a).handle;
     assert_eq!(
-        bench.table.resync(&a.uid, Mono(1)),
+        bench.table.resync(&a.uid, MonoTime(1)),
         None,
         "only a kill is taken"
     );
-    bench.run(handle, Call::TerminatingRuntime, Outcome::Done);
+    bench.run(handle, WorkerCall::TerminatingRuntime, CallOutcome::Done);
     assert_eq!(
         bench.effects(),
-        [Effect::Gone {
+        [PodTableEffect::Gone {
             handle,
             uid: a.uid.clone(),
             restart: false
@@ -536,13 +545,13 @@ fn runtime_only_kill() {
     // The active object serves a known pod better; so does a pending one.
     let handle = bench.running(&a);
     bench.runtime_kill(&a);
-    bench.run(handle, terminating(1), Outcome::Done);
+    bench.run(handle, terminating(1), CallOutcome::Done);
     assert_eq!(
         bench.runtime_kill(&a).taken,
-        Taken::Dropped,
+        PodUpdateResult::Dropped,
         "terminated but unfinished"
     );
-    bench.run(handle, Call::Terminated, Outcome::Done);
+    bench.run(handle, WorkerCall::Terminated, CallOutcome::Done);
     let b = pod("b");
     let handle = bench.create(&b);
     bench.runtime_kill(&b);
@@ -555,13 +564,17 @@ fn an_object_arrives_while_the_runtime_pod_ends() {
     let mut bench = Bench::new();
     let a = pod("a");
     let handle = bench.runtime_kill(&a).handle;
-    assert_eq!(bench.starts(), [(handle, Call::TerminatingRuntime)]);
+    assert_eq!(bench.starts(), [(handle, WorkerCall::TerminatingRuntime)]);
     bench.update(UpdateKind::Update, &a);
-    bench.done(handle, Outcome::Failed(Retry::Error));
-    bench.run(handle, terminating(1), Outcome::Failed(Retry::Error));
+    bench.done(handle, CallOutcome::Failed(RetryCause::Error));
+    bench.run(
+        handle,
+        terminating(1),
+        CallOutcome::Failed(RetryCause::Error),
+    );
     bench.sync(&[]);
-    bench.run(handle, terminating(1), Outcome::Done);
-    bench.run(handle, Call::Terminated, Outcome::Done);
+    bench.run(handle, terminating(1), CallOutcome::Done);
+    bench.run(handle, WorkerCall::Terminated, CallOutcome::Done);
 }
 
 #[test]
@@ -574,9 +587,9 @@ fn cancellation() {
     bench.update(UpdateKind::Update, &a);
     assert_eq!(bench.effects(), [], "a plain update cancels nothing");
     bench.update(UpdateKind::Update, &a.deleted(20));
-    assert_eq!(bench.effects(), [Effect::Cancel(handle)]);
+    assert_eq!(bench.effects(), [PodTableEffect::Cancel(handle)]);
     assert!(bench.table.is_cancelled(handle));
-    bench.done(handle, Outcome::Canceled);
+    bench.done(handle, CallOutcome::Canceled);
     assert_eq!(
         bench.starts(),
         [(handle, terminating(20))],
@@ -588,13 +601,17 @@ fn cancellation() {
     bench.kill(&a, kill_in(4));
     assert_eq!(
         bench.effects(),
-        [Effect::Cancel(handle)],
+        [PodTableEffect::Cancel(handle)],
         "a shorter one does"
     );
     assert_eq!(bench.table.grace_s(handle), Some(4));
-    bench.done(handle, Outcome::Canceled);
-    assert_eq!(bench.stage(handle), Stage::Terminating, "nothing concluded");
-    bench.run(handle, terminating(4), Outcome::Done);
+    bench.done(handle, CallOutcome::Canceled);
+    assert_eq!(
+        bench.stage(handle),
+        WorkerStage::Terminating,
+        "nothing concluded"
+    );
+    bench.run(handle, terminating(4), CallOutcome::Done);
 
     // The orphan path cancels nothing; a cancelled sync that nevertheless ended well changes nothing either.
     let mut bench = Bench::new();
@@ -602,7 +619,7 @@ fn cancellation() {
     bench.starts();
     bench.sync(&[]);
     assert_eq!(bench.effects(), []);
-    bench.done(handle, Outcome::Done);
+    bench.done(handle, CallOutcome::Done);
     assert_eq!(bench.starts(), [(handle, terminating(None))]);
 }
 
@@ -614,9 +631,9 @@ fn api_pod_killed_before_its_first_sync() {
     let handle = bench.create(&a);
     assert!(bench.table.slots[0].worker.active.is_none());
     bench.kill(&a, kill_in(2));
-    bench.run(handle, terminating(2), Outcome::Done);
-    bench.run(handle, Call::Terminated, Outcome::Done);
-    assert_eq!(bench.stage(handle), Stage::Finished);
+    bench.run(handle, terminating(2), CallOutcome::Done);
+    bench.run(handle, WorkerCall::Terminated, CallOutcome::Done);
+    assert_eq!(bench.stage(handle), WorkerStage::Finished);
 }
 
 #[test]
@@ -633,27 +650,27 @@ fn static_pods_take_turns() {
         "not active before its start"
     );
     let retry = bench.table.slots[1].worker.timers.next_timeout();
-    let waits = retry.expect("retries").since_ms(Mono(bench.now));
+    let waits = retry.expect("retries").since_ms(MonoTime(bench.now));
     assert!((10_000..=15_000).contains(&waits), "{waits}");
 
     bench.kill(&a, kill_in(1));
-    bench.run(one, terminating(1), Outcome::Done);
+    bench.run(one, terminating(1), CallOutcome::Done);
     assert_eq!(
         bench.starts(),
-        [(one, Call::Terminated)],
+        [(one, WorkerCall::Terminated)],
         "stopped is not finished"
     );
-    bench.done(one, Outcome::Done);
+    bench.done(one, CallOutcome::Done);
     assert_eq!(
         bench.starts(),
-        [(three, Call::Sync)],
+        [(three, WorkerCall::Sync)],
         "in the order of their first updates"
     );
     assert_eq!(bench.starts(), [], "the last one still waits");
     // A waiting pod that ends is skipped; a live one blocks those behind it even while idle.
     bench.kill(&b, kill_in(1));
     assert_eq!(bench.starts(), []);
-    assert_eq!(bench.stage(two), Stage::FinishedUnstarted);
+    assert_eq!(bench.stage(two), WorkerStage::FinishedUnstarted);
 
     let mut bench = Bench::new();
     bench.create(&a);
@@ -667,7 +684,7 @@ fn static_pods_take_turns() {
     };
     assert_eq!(blocked(&mut bench), []);
     bench.table.purge(0);
-    assert_eq!(bench.starts(), [(late, Call::Sync)]);
+    assert_eq!(bench.starts(), [(late, WorkerCall::Sync)]);
 }
 
 #[test]
@@ -679,12 +696,12 @@ fn a_waiter_retries_by_its_own_timer() {
     let two = bench.create(&b);
     assert_eq!(bench.starts(), []);
     bench.kill(&a, kill_in(1));
-    bench.run(one, terminating(1), Outcome::Done);
-    bench.run(one, Call::Terminated, Outcome::Done);
+    bench.run(one, terminating(1), CallOutcome::Done);
+    bench.run(one, WorkerCall::Terminated, CallOutcome::Done);
     // Simulates that the wake-up at the end of the first pod was lost.
     bench.table.slots[1].worker.woken = false;
     bench.tick(&[]);
-    assert_eq!(bench.starts(), [(two, Call::Sync)]);
+    assert_eq!(bench.starts(), [(two, WorkerCall::Sync)]);
 }
 
 #[test]
@@ -693,14 +710,14 @@ fn full_names_are_for_static_pods() {
     let mut bench = Bench::new();
     let one = bench.running(&static_pod("a"));
     let two = bench.create(&pod("b"));
-    assert_eq!(bench.starts(), [(two, Call::Sync)]);
+    assert_eq!(bench.starts(), [(two, WorkerCall::Sync)]);
     assert_eq!(bench.table.identity(one).expect("known").name, "pod");
     let other = TestPod {
         name: "other",
         ..static_pod("c")
     };
     let three = bench.create(&other);
-    assert_eq!(bench.starts(), [(three, Call::Sync)]);
+    assert_eq!(bench.starts(), [(three, WorkerCall::Sync)]);
 }
 
 #[test]
@@ -712,7 +729,7 @@ fn static_pod_ended_before_it_started() {
     let handle = bench.create(&b);
     bench.kill(&b, kill_in(1));
     assert_eq!(bench.effects(), [], "no call at all");
-    assert_eq!(bench.stage(handle), Stage::FinishedUnstarted);
+    assert_eq!(bench.stage(handle), WorkerStage::FinishedUnstarted);
 }
 
 #[test]
@@ -724,34 +741,34 @@ fn the_runtime_status_must_be_newer() {
     let handle = bench.create(&a);
     assert_eq!(
         bench.effects(),
-        [Effect::NeedStatus {
+        [PodTableEffect::NeedStatus {
             handle,
-            after: Mono(0)
+            after: MonoTime(0)
         }],
         "the first call takes any status, but there is none"
     );
     assert_eq!(bench.effects(), [], "asked once");
     bench.age.status_at = 1;
-    assert_eq!(bench.starts(), [(handle, Call::Sync)]);
+    assert_eq!(bench.starts(), [(handle, WorkerCall::Sync)]);
     for outcome in [
-        Outcome::Done,
-        Outcome::Failed(Retry::Error),
-        Outcome::Canceled,
+        CallOutcome::Done,
+        CallOutcome::Failed(RetryCause::Error),
+        CallOutcome::Canceled,
     ] {
         bench.done(handle, outcome);
         let ended = bench.now;
         bench.update(UpdateKind::Update, &a);
         bench.age.status_at = ended;
-        let after = Mono(ended);
+        let after = MonoTime(ended);
         assert_eq!(
             bench.effects(),
-            [Effect::NeedStatus { handle, after }],
+            [PodTableEffect::NeedStatus { handle, after }],
             "{outcome:?}"
         );
         bench.age.status_at = ended + 1;
-        assert_eq!(bench.starts(), [(handle, Call::Sync)], "{outcome:?}");
+        assert_eq!(bench.starts(), [(handle, WorkerCall::Sync)], "{outcome:?}");
     }
-    bench.done(handle, Outcome::Done);
+    bench.done(handle, CallOutcome::Done);
 
     // The status is an error: the call is put off.
     bench.update(UpdateKind::Update, &a);
@@ -759,59 +776,67 @@ fn the_runtime_status_must_be_newer() {
         status_at: u64::MAX,
         failed: true,
     };
-    assert_eq!(bench.effects(), [Effect::StatusFailed(handle)]);
+    assert_eq!(bench.effects(), [PodTableEffect::StatusFailed(handle)]);
     let waited = bench.tick(&[&a]);
     assert!((10_000..=15_000).contains(&waited), "{waited}");
-    assert_eq!(bench.effects(), [Effect::StatusFailed(handle)]);
+    assert_eq!(bench.effects(), [PodTableEffect::StatusFailed(handle)]);
     bench.age.failed = false;
     bench.tick(&[]);
-    assert_eq!(bench.starts(), [(handle, Call::Sync)]);
+    assert_eq!(bench.starts(), [(handle, WorkerCall::Sync)]);
 
     // The kill of a pod that only the runtime knows does not wait.
     let b = pod("b");
     bench.age.status_at = 0;
     let handle = bench.runtime_kill(&b).handle;
-    assert_eq!(bench.starts(), [(handle, Call::TerminatingRuntime)]);
+    assert_eq!(bench.starts(), [(handle, WorkerCall::TerminatingRuntime)]);
 }
 
 #[test]
 fn outcomes() {
     let a = pod("a");
-    let failed = Outcome::Failed(Retry::Error);
+    let failed = CallOutcome::Failed(RetryCause::Error);
     // PW-25 PW-26 PW-30
     let mut bench = Bench::new();
     let handle = bench.create(&a);
-    bench.run(handle, Call::Sync, failed);
-    assert_eq!(bench.stage(handle), Stage::Sync, "failure changes no state");
+    bench.run(handle, WorkerCall::Sync, failed);
+    assert_eq!(
+        bench.stage(handle),
+        WorkerStage::Sync,
+        "failure changes no state"
+    );
     bench.tick(&[&a]);
-    bench.run(handle, Call::Sync, Outcome::Terminal);
-    assert_eq!(bench.stage(handle), Stage::Terminating, "started with that");
+    bench.run(handle, WorkerCall::Sync, CallOutcome::Terminal);
+    assert_eq!(
+        bench.stage(handle),
+        WorkerStage::Terminating,
+        "started with that"
+    );
     for _ in 0..20 {
         let calls = bench.starts();
-        assert!(matches!(calls[..], [(_, Call::Terminating { .. })]));
+        assert!(matches!(calls[..], [(_, WorkerCall::Terminating { .. })]));
         bench.done(handle, failed);
         bench.tick(&[&a]);
     }
-    assert_eq!(bench.stage(handle), Stage::Terminating);
+    assert_eq!(bench.stage(handle), WorkerStage::Terminating);
     bench.starts();
-    bench.done(handle, Outcome::Done);
-    bench.run(handle, Call::Terminated, failed);
-    assert_eq!(bench.stage(handle), Stage::Terminated);
+    bench.done(handle, CallOutcome::Done);
+    bench.run(handle, WorkerCall::Terminated, failed);
+    assert_eq!(bench.stage(handle), WorkerStage::Terminated);
     bench.tick(&[&a]);
-    bench.run(handle, Call::Terminated, Outcome::Done);
-    assert_eq!(bench.stage(handle), Stage::Finished);
+    bench.run(handle, WorkerCall::Terminated, CallOutcome::Done);
+    assert_eq!(bench.stage(handle), WorkerStage::Finished);
     assert_eq!(bench.table.next_timeout(), None);
 
     // After natural completion there is no grace; a terminal phase seen during a kill changes nothing.
     let mut bench = Bench::new();
     let handle = bench.create(&a);
-    bench.run(handle, Call::Sync, Outcome::Terminal);
-    bench.run(handle, terminating(None), Outcome::Done);
+    bench.run(handle, WorkerCall::Sync, CallOutcome::Terminal);
+    bench.run(handle, terminating(None), CallOutcome::Done);
     let b = pod("b");
     let handle = bench.create(&b);
     bench.starts();
     bench.kill(&b, kill_in(6));
-    bench.done(handle, Outcome::Terminal);
+    bench.done(handle, CallOutcome::Terminal);
     assert_eq!(bench.starts(), [(handle, terminating(6))]);
 }
 
@@ -820,28 +845,33 @@ fn requeue_times() {
     let a = pod("a");
     // PW-27 PW-28 CLEAN-16
     for (name, outcome, from_ms, to_ms) in [
-        ("well", Outcome::Done, 60_000, 90_000),
+        ("well", CallOutcome::Done, 60_000, 90_000),
         (
             "network",
-            Outcome::Failed(Retry::NetworkNotReady),
+            CallOutcome::Failed(RetryCause::NetworkNotReady),
             1_000,
             1_500,
         ),
-        ("error", Outcome::Failed(Retry::Error), 10_000, 15_000),
+        (
+            "error",
+            CallOutcome::Failed(RetryCause::Error),
+            10_000,
+            15_000,
+        ),
         (
             "back-off",
-            Outcome::Failed(Retry::BackOff(Mono(21_001))),
+            CallOutcome::Failed(RetryCause::BackOff(MonoTime(21_001))),
             20_000,
             30_000,
         ),
     ] {
         let mut bench = Bench::new();
         let handle = bench.create(&a);
-        bench.run(handle, Call::Sync, outcome);
+        bench.run(handle, WorkerCall::Sync, outcome);
         assert_eq!(bench.starts(), [], "{name}");
         let waited = bench.tick(&[&a]);
         assert!((from_ms..=to_ms).contains(&waited), "{name}: {waited}");
-        assert_eq!(bench.starts(), [(handle, Call::Sync)], "{name}");
+        assert_eq!(bench.starts(), [(handle, WorkerCall::Sync)], "{name}");
     }
 }
 
@@ -856,9 +886,13 @@ fn due_pods_without_a_source() {
     assert_eq!(bench.table.next_timeout(), None);
     bench
         .table
-        .set_active_deadline(handle, Some(Mono(bench.now + 5)));
+        .set_active_deadline(handle, Some(MonoTime(bench.now + 5)));
     assert_eq!(bench.tick(&[&a]), 6);
-    assert_eq!(bench.starts(), [(handle, Call::Sync)], "past its deadline");
+    assert_eq!(
+        bench.starts(),
+        [(handle, WorkerCall::Sync)],
+        "past its deadline"
+    );
 }
 
 #[test]
@@ -872,8 +906,8 @@ fn orphans() {
         [],
         "never started: forgotten without a call"
     );
-    assert!(matches!(bench.effects()[..], [Effect::Gone { .. }]));
-    assert!(!bench.table.on_done(handle, Outcome::Done, Mono(1)));
+    assert!(matches!(bench.effects()[..], [PodTableEffect::Gone { .. }]));
+    assert!(!bench.table.on_done(handle, CallOutcome::Done, MonoTime(1)));
 
     bench.finished(&a);
     assert_eq!(bench.sync(&[]), [], "finished: forgotten");
@@ -882,7 +916,7 @@ fn orphans() {
     // Seen in the runtime and not started: driven to its end.
     let handle = bench.runtime_kill(&a).handle;
     assert_eq!(bench.sync(&[]).len(), 1);
-    bench.run(handle, Call::TerminatingRuntime, Outcome::Done);
+    bench.run(handle, WorkerCall::TerminatingRuntime, CallOutcome::Done);
     bench.effects();
 
     for (name, deletion_grace_s, stored) in
@@ -903,9 +937,9 @@ fn orphans() {
             "{name}"
         );
         assert_eq!(bench.table.grace_s(handle), Some(stored), "{name}: stored");
-        bench.run(handle, terminating(None), Outcome::Done); // and not passed on
+        bench.run(handle, terminating(None), CallOutcome::Done); // and not passed on
         assert!(bench.table.should_pod_content_be_removed(&a.uid), "{name}");
-        bench.run(handle, Call::Terminated, Outcome::Done);
+        bench.run(handle, WorkerCall::Terminated, CallOutcome::Done);
         bench.sync(&[]);
         bench.effects();
         assert!(bench.table.is_empty(), "{name}");
@@ -914,11 +948,11 @@ fn orphans() {
     // Already terminated: flagged deleted, nothing else.
     let handle = bench.running(&a);
     bench.kill(&a, kill_in(1));
-    bench.run(handle, terminating(1), Outcome::Done);
+    bench.run(handle, terminating(1), CallOutcome::Done);
     assert!(!bench.table.should_pod_content_be_removed(&a.uid));
     bench.sync(&[]);
     assert!(bench.table.should_pod_content_be_removed(&a.uid));
-    assert_eq!(bench.stage(handle), Stage::Terminated);
+    assert_eq!(bench.stage(handle), WorkerStage::Terminated);
 }
 
 #[test]
@@ -936,7 +970,7 @@ fn a_failed_stop_after_force_delete_is_retried_until_the_pod_is_gone() {
                 [(handle, terminating(30))],
                 "attempt {attempt}"
             );
-            bench.done(handle, Outcome::Failed(Retry::Error));
+            bench.done(handle, CallOutcome::Failed(RetryCause::Error));
             assert_eq!(bench.starts(), []);
             if by_housekeeping {
                 bench.now += 2000;
@@ -948,23 +982,23 @@ fn a_failed_stop_after_force_delete_is_retried_until_the_pod_is_gone() {
                 bench.tick(&[]);
             }
         }
-        bench.run(handle, terminating(30), Outcome::Done);
+        bench.run(handle, terminating(30), CallOutcome::Done);
         for attempt in 0..5 {
             assert_eq!(
                 bench.starts(),
-                [(handle, Call::Terminated)],
+                [(handle, WorkerCall::Terminated)],
                 "attempt {attempt}"
             );
-            bench.done(handle, Outcome::Failed(Retry::Error));
+            bench.done(handle, CallOutcome::Failed(RetryCause::Error));
             if by_housekeeping {
                 bench.sync(&[]);
             } else {
                 bench.tick(&[]);
             }
         }
-        bench.run(handle, Call::Terminated, Outcome::Done);
+        bench.run(handle, WorkerCall::Terminated, CallOutcome::Done);
         assert_eq!(bench.sync(&[]), []);
-        assert!(matches!(bench.effects()[..], [Effect::Gone { .. }]));
+        assert!(matches!(bench.effects()[..], [PodTableEffect::Gone { .. }]));
         assert!(bench.table.is_empty());
     }
     // A pod that only the runtime knows behaves alike.
@@ -973,12 +1007,12 @@ fn a_failed_stop_after_force_delete_is_retried_until_the_pod_is_gone() {
     for _ in 0..5 {
         bench.run(
             handle,
-            Call::TerminatingRuntime,
-            Outcome::Failed(Retry::Error),
+            WorkerCall::TerminatingRuntime,
+            CallOutcome::Failed(RetryCause::Error),
         );
         bench.sync(&[]);
     }
-    bench.run(handle, Call::TerminatingRuntime, Outcome::Done);
+    bench.run(handle, WorkerCall::TerminatingRuntime, CallOutcome::Done);
     bench.effects();
     assert!(bench.table.is_empty());
 }
@@ -1002,7 +1036,7 @@ fn rows_of_known_pods() {
     bench.running(&a);
     bench.create(&b);
     bench.runtime_kill(&c);
-    let row = |uid: &str, state, orphan, has_config, is_static| Known {
+    let row = |uid: &str, state, orphan, has_config, is_static| KnownPod {
         uid: uid.into(),
         state,
         orphan,
@@ -1072,7 +1106,7 @@ fn truth_table() {
             };
             let handle = bench.create(&a);
             check(&bench, "waiting to start", [F, T, F, F, F]);
-            assert_eq!(bench.starts(), [(handle, Call::Sync)]);
+            assert_eq!(bench.starts(), [(handle, WorkerCall::Sync)]);
             check(&bench, "syncing", [F, T, F, F, F]);
             let target = if d { a.deleted(9) } else { a.clone() };
             bench.kill(
@@ -1083,12 +1117,12 @@ fn truth_table() {
                 },
             );
             check(&bench, "requested, not yet started", [F, T, F, T, e]);
-            bench.done(handle, Outcome::Done);
+            bench.done(handle, CallOutcome::Done);
             assert_eq!(bench.starts(), [(handle, terminating(9))]);
             check(&bench, "terminating", [F, T, F, T, e]);
-            bench.done(handle, Outcome::Done);
+            bench.done(handle, CallOutcome::Done);
             check(&bench, "terminated, unfinished", [T, F, F, T, e || d]);
-            bench.run(handle, Call::Terminated, Outcome::Done);
+            bench.run(handle, WorkerCall::Terminated, CallOutcome::Done);
             check(&bench, "finished", [T, F, T, T, e || d]);
         }
         let mut bench = Bench::new();
@@ -1129,7 +1163,7 @@ fn mirror_of_a_terminating_pod() {
     assert!(!ends(&bench, "other"), "unknown name");
     assert_eq!(bench.starts(), [(handle, terminating(1))]);
     assert!(ends(&bench, "pod"), "terminating");
-    bench.done(handle, Outcome::Done);
+    bench.done(handle, CallOutcome::Done);
     assert!(!ends(&bench, "pod"), "terminated");
 
     let mut bench = Bench::new();
@@ -1140,18 +1174,18 @@ fn mirror_of_a_terminating_pod() {
 
 #[test]
 fn a_full_table_is_an_answer() {
-    let capacity = Capacity {
+    let capacity = PodTableCapacity {
         max_pods: 2,
         reserved: 2,
         margin: 0,
     };
     let mut bench = Bench::with(capacity);
-    let full = Err(TableFull { slots: 4 });
+    let full = Err(PodTableFull { slots: 4 });
     let put = |bench: &mut Bench, pod: &TestPod| {
-        let update = Update::of(UpdateKind::Create, pod.facts());
+        let update = PodUpdate::of(UpdateKind::Create, pod.facts());
         bench
             .table
-            .update(update, Mono(1))
+            .update(update, MonoTime(1))
             .map(|answer| answer.handle)
     };
     put(&mut bench, &pod("a")).expect("first");
@@ -1179,13 +1213,13 @@ fn starts_take_turns() {
     let (a, b) = (pod("a"), pod("b"));
     let one = bench.create(&a);
     let two = bench.create(&b);
-    let next = |bench: &mut Bench| match bench.table.poll_effect(&bench.age, Mono(1)) {
-        Some(Effect::Start(start)) => start.handle,
+    let next = |bench: &mut Bench| match bench.table.poll_effect(&bench.age, MonoTime(1)) {
+        Some(PodTableEffect::Start(start)) => start.handle,
         other => panic!("{other:?}"),
     };
     assert_eq!(next(&mut bench), one);
     bench.update(UpdateKind::Update, &a);
-    bench.done(one, Outcome::Done);
+    bench.done(one, CallOutcome::Done);
     assert_eq!(next(&mut bench), two, "the one that has waited");
     assert_eq!(next(&mut bench), one);
 }

@@ -2,15 +2,15 @@
 
 use alloc::{boxed::Box, vec::Vec};
 
-use super::{Counts, ProbeKind};
+use super::{ProbeCounts, ProbeKind};
 use crate::api::PodUid;
 
-/// Upper bounds of the buckets of [`Durations`], ms: the defaults of Prometheus' clients.
+/// Upper bounds of the buckets of [`ProbeDurations`], ms: the defaults of Prometheus' clients.
 pub const BUCKETS_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000];
 
 /// Histogram of the durations of probes that did not fail: a kubelet measures the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Durations {
+pub struct ProbeDurations {
     /// Number of probes by bucket: each is counted once, in the first bucket whose bound it kept; those over all bounds
     /// come last.
     pub buckets: [u32; BUCKETS_MS.len() + 1],
@@ -18,7 +18,7 @@ pub struct Durations {
     pub sum_ms: u64,
 }
 
-impl Durations {
+impl ProbeDurations {
     /// Counts a probe.
     pub fn add(&mut self, took_ms: u64) {
         let at = BUCKETS_MS.partition_point(|bound| *bound < took_ms);
@@ -49,14 +49,14 @@ pub struct ProbeFigures {
     /// Kind of the probe; as text, the label `probe_type`.
     pub kind: ProbeKind,
     /// Results of the probe, and number of late ones.
-    pub counts: Counts,
+    pub counts: ProbeCounts,
     /// Durations of the probe.
-    pub took: Durations,
+    pub took: ProbeDurations,
 }
 
 /// All probes of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeFigures {
+pub struct NodeProbeFigures {
     /// Present probes, by pod in the order in which pods came.
     pub probes: Vec<ProbeFigures>,
     /// Probes that began more than a period late since the agent was started, those of pods that are gone included.
@@ -67,12 +67,13 @@ pub struct NodeFigures {
     pub connections: usize,
 }
 
-impl NodeFigures {
+impl NodeProbeFigures {
     /// Number of results of all present probes, whatever they were.
     #[must_use]
     pub fn ended(&self) -> u64 {
-        let of =
-            |counts: &Counts| [counts.successful, counts.failed, counts.unknown].map(u64::from);
+        let of = |counts: &ProbeCounts| {
+            [counts.successful, counts.failed, counts.unknown].map(u64::from)
+        };
         self.probes.iter().flat_map(|probe| of(&probe.counts)).sum()
     }
 }
@@ -84,7 +85,7 @@ mod tests {
     #[test]
     fn durations() {
         // MET-09
-        let mut took = Durations::default();
+        let mut took = ProbeDurations::default();
         for ms in [0, 5, 6, 10_000, 10_001, u64::MAX] {
             took.add(ms);
         }

@@ -14,7 +14,7 @@ use core::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::api::{
-    Container, ContainerId, Mono, PodError,
+    Container, ContainerId, MonoTime, PodError,
     pod::{IntOrString, Probe},
 };
 
@@ -22,9 +22,12 @@ pub mod figures;
 pub mod worker;
 pub mod workers;
 
-pub use figures::{Durations, NodeFigures, ProbeFigures};
-pub use worker::{Counts, Seen, SeenContainer, SeenState, Settings, Step, Worker};
-pub use workers::{Entry, Kept, Key, PodProbes, Workers};
+pub use figures::{NodeProbeFigures, ProbeDurations, ProbeFigures};
+pub use worker::{
+    ProbeCounts, ProbePassStep, ProbeSettings, ProbeWorker, ProbedContainer, ProbedContainerState,
+    ProbedPod,
+};
+pub use workers::{PodProbeResults, ProbeWorkerEntry, ProbeWorkerKey, ProbeWorkers, WorkersToKeep};
 
 /// Kind of a container's probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -73,7 +76,7 @@ pub enum ProbeResult {
 }
 
 /// Latest decisive results, by instance. `None`: no result is known for the instance.
-pub trait Probes {
+pub trait ProbeResults {
     /// Result of the liveness probe.
     fn liveness(&self, id: &ContainerId) -> Option<ProbeResult>;
     /// Result of the readiness probe.
@@ -82,7 +85,7 @@ pub trait Probes {
     fn startup(&self, id: &ContainerId) -> Option<ProbeResult>;
     /// Returns true if an instance that was started at `started`, in time since boot, ran already when this agent
     /// started (PROBE-15). Its readiness in the API counts until its probe has a result.
-    fn is_adopted(&self, started: Option<Mono>) -> bool {
+    fn is_adopted(&self, started: Option<MonoTime>) -> bool {
         started.is_some()
     }
 }

@@ -14,12 +14,12 @@
 use core::time::Duration;
 
 use super::{ProbeKind, ProbeResult};
-use crate::api::{Mono, pod::Probe};
+use crate::api::{MonoTime, pod::Probe};
 use crate::fnv::fnv1a;
 
 /// Settings of a probe. Fixed for the life of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct ProbeSettings {
     /// Kind of the probe.
     pub kind: ProbeKind,
     /// Set if the container is an init container that goes on running.
@@ -38,7 +38,7 @@ pub struct Settings {
     pub failure_threshold: u32,
 }
 
-impl Settings {
+impl ProbeSettings {
     /// Reads the settings of `probe`. Numbers that the API would have refused become the least sensible ones.
     #[must_use]
     pub fn of(kind: ProbeKind, probe: &Probe, sidecar: bool, deleting: bool) -> Self {
@@ -66,20 +66,20 @@ impl Settings {
 
 /// State of the pod that a pass sees: the status as it was last stored.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct ProbedPod<'a> {
     /// Set if the phase is terminal.
     pub ended: bool,
     /// The container, once an instance of it was created.
-    pub container: Option<SeenContainer<'a>>,
+    pub container: Option<ProbedContainer<'a>>,
 }
 
 /// State of the container that a pass sees.
 #[derive(Clone, Copy, Debug)]
-pub struct SeenContainer<'a> {
+pub struct ProbedContainer<'a> {
     /// Instance.
     pub id: &'a str,
     /// State.
-    pub state: SeenState,
+    pub state: ProbedContainerState,
     /// `started` of the status.
     pub started: bool,
     /// `ready` of the status.
@@ -88,7 +88,7 @@ pub struct SeenContainer<'a> {
 
 /// State of a container as a pass sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SeenState {
+pub enum ProbedContainerState {
     /// Not started yet, or about to be restarted.
     Waiting,
     /// Runs.
@@ -104,10 +104,10 @@ pub enum SeenState {
 
 /// Order to the caller after a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ProbePassStep {
     /// Do nothing until the next pass.
     Wait,
-    /// Probe now; [`Worker::outcome`] follows.
+    /// Probe now; [`ProbeWorker::outcome`] follows.
     Ask,
     /// Forget the worker: it has ended.
     End,
@@ -115,7 +115,7 @@ pub enum Step {
 
 /// Results of a worker's probes, over all its instances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ProbeCounts {
     /// Successes.
     pub successful: u32,
     /// Failures.
@@ -128,18 +128,18 @@ pub struct Counts {
 
 /// State machine of one probe of one container.
 #[derive(Clone, Debug)]
-pub struct Worker {
-    settings: Settings,
+pub struct ProbeWorker {
+    settings: ProbeSettings,
     /// Digest of the instance that was last seen; 0 for none.
     instance: u64,
     /// Time at which the worker was made.
-    made: Mono,
+    made: MonoTime,
     /// Time at which that instance was started, by our clock.
-    began: Mono,
+    began: MonoTime,
     /// Time at which the next pass is due; during a probe, time at which its pass was due.
-    due: Mono,
+    due: MonoTime,
     run: u32,
-    counts: Counts,
+    counts: ProbeCounts,
     result: Option<ProbeResult>,
     last: Option<bool>,
     /// Set once the instance has ended: true if another one follows.
@@ -154,13 +154,13 @@ pub struct Worker {
     ended: bool,
 }
 
-const _: () = assert!(size_of::<Worker>() <= 96, "one per probe");
+const _: () = assert!(size_of::<ProbeWorker>() <= 96, "one per probe");
 
-impl Worker {
+impl ProbeWorker {
     /// Creates a worker whose first pass is due at `due`. A time later than `now` spreads the load of an agent's start:
     /// the pass never comes sooner (PROBE-03).
     #[must_use]
-    pub fn new(settings: Settings, due: Mono, now: Mono) -> Self {
+    pub fn new(settings: ProbeSettings, due: MonoTime, now: MonoTime) -> Self {
         Self {
             settings,
             instance: 0,
@@ -168,7 +168,7 @@ impl Worker {
             began: now,
             due,
             run: 0,
-            counts: Counts::default(),
+            counts: ProbeCounts::default(),
             result: None,
             last: None,
             restarts: None,
@@ -182,13 +182,13 @@ impl Worker {
 
     /// Settings of the probe.
     #[must_use]
-    pub const fn settings(&self) -> Settings {
+    pub const fn settings(&self) -> ProbeSettings {
         self.settings
     }
 
     /// Time of the next pass; `None` while a probe is under way, and at the end.
     #[must_use]
-    pub const fn due(&self) -> Option<Mono> {
+    pub const fn due(&self) -> Option<MonoTime> {
         if self.ended || self.asking {
             None
         } else {
@@ -210,7 +210,7 @@ impl Worker {
 
     /// Counts of the results (MET-09).
     #[must_use]
-    pub const fn counts(&self) -> Counts {
+    pub const fn counts(&self) -> ProbeCounts {
         self.counts
     }
 
@@ -226,7 +226,7 @@ impl Worker {
         self.result
     }
 
-    /// Returns true if it is known whether another instance follows the one that ended. [`Worker::pass`] does not call
+    /// Returns true if it is known whether another instance follows the one that ended. [`ProbeWorker::pass`] does not call
     /// `restarts` then.
     #[must_use]
     pub const fn knows_restarts(&self) -> bool {
@@ -239,67 +239,81 @@ impl Worker {
     /// Returns the next step, and a result that the stored status does not show yet.
     pub fn pass(
         &mut self,
-        seen: &Seen<'_>,
+        seen: &ProbedPod<'_>,
         restarts: impl FnOnce(i32) -> bool,
-        now: Mono,
-    ) -> (Step, Option<ProbeResult>) {
+        now: MonoTime,
+    ) -> (ProbePassStep, Option<ProbeResult>) {
         let now = now.max(self.due);
         self.spreads = false;
         let (step, news) = self.look(seen, restarts, now);
         match step {
-            Step::Wait => self.schedule(now),
-            Step::Ask => self.asking = true,
-            Step::End => self.ended = true,
+            ProbePassStep::Wait => self.schedule(now),
+            ProbePassStep::Ask => self.asking = true,
+            ProbePassStep::End => self.ended = true,
         }
         (step, news)
     }
 
     fn look(
         &mut self,
-        seen: &Seen<'_>,
+        seen: &ProbedPod<'_>,
         restarts: impl FnOnce(i32) -> bool,
-        now: Mono,
-    ) -> (Step, Option<ProbeResult>) {
+        now: MonoTime,
+    ) -> (ProbePassStep, Option<ProbeResult>) {
         if self.ended || seen.ended {
             self.result = None;
-            return (Step::End, None);
+            return (ProbePassStep::End, None);
         }
         let Some(container) = seen.container else {
-            return (Step::Wait, None);
+            return (ProbePassStep::Wait, None);
         };
         let news = self.meet(&container, now);
         if self.on_hold {
-            return (Step::Wait, news);
+            return (ProbePassStep::Wait, news);
         }
         match container.state {
-            SeenState::Running { .. } => {}
-            SeenState::Waiting => {
+            ProbedContainerState::Running { .. } => {}
+            ProbedContainerState::Waiting => {
                 self.result = Some(ProbeResult::Failure);
-                return (Step::Wait, news);
+                return (ProbePassStep::Wait, news);
             }
-            SeenState::Ended(code) => {
+            ProbedContainerState::Ended(code) => {
                 self.result = Some(ProbeResult::Failure);
                 let goes_on = *self.restarts.get_or_insert_with(|| restarts(code));
-                return (if goes_on { Step::Wait } else { Step::End }, news);
+                return (
+                    if goes_on {
+                        ProbePassStep::Wait
+                    } else {
+                        ProbePassStep::End
+                    },
+                    news,
+                );
             }
         }
         if self.settings.deleting && self.settings.kind != ProbeKind::Readiness {
             // For a quiet end: no probe kills a pod that ends anyway.
             self.result = Some(ProbeResult::Success);
             let startup = self.settings.kind == ProbeKind::Startup && !container.started;
-            return (Step::End, startup.then_some(ProbeResult::Success));
+            return (ProbePassStep::End, startup.then_some(ProbeResult::Success));
         }
         let age = now - self.began;
         if age.as_secs() < u64::from(self.settings.initial_delay_s) {
-            return (Step::Wait, news);
+            return (ProbePassStep::Wait, news);
         }
         let own_turn = container.started != (self.settings.kind == ProbeKind::Startup);
-        (if own_turn { Step::Ask } else { Step::Wait }, news)
+        (
+            if own_turn {
+                ProbePassStep::Ask
+            } else {
+                ProbePassStep::Wait
+            },
+            news,
+        )
     }
 
     /// Starts over with a new instance (PROBE-06). An instance that ran before the agent's start keeps its reported
     /// state (PROBE-15).
-    fn meet(&mut self, container: &SeenContainer<'_>, now: Mono) -> Option<ProbeResult> {
+    fn meet(&mut self, container: &ProbedContainer<'_>, now: MonoTime) -> Option<ProbeResult> {
         let instance = digest(container.id);
         if instance == self.instance {
             return None;
@@ -307,12 +321,12 @@ impl Worker {
         let kind = self.settings.kind;
         let mut adopted_running = false;
         self.began = now;
-        if let SeenState::Running { age_s, adopted } = container.state {
+        if let ProbedContainerState::Running { age_s, adopted } = container.state {
             adopted_running = adopted;
             // An instance started under this worker cannot be older than it, whatever the clock says.
             let age = Duration::from_secs(age_s.into());
             let most = if adopted { age } else { now - self.made };
-            self.began = Mono(now.0.saturating_sub(millis(age.min(most))));
+            self.began = MonoTime(now.0.saturating_sub(millis(age.min(most))));
         }
         self.instance = instance;
         self.on_hold = false;
@@ -337,7 +351,12 @@ impl Worker {
     /// Takes in the result of a probe of instance `id`; `None`: an error, which does not count (PROBE-09).
     ///
     /// Returns the decisive result if it has changed.
-    pub fn outcome(&mut self, id: &str, success: Option<bool>, now: Mono) -> Option<ProbeResult> {
+    pub fn outcome(
+        &mut self,
+        id: &str,
+        success: Option<bool>,
+        now: MonoTime,
+    ) -> Option<ProbeResult> {
         self.asking = false;
         let counts = !self.ended && self.instance == digest(id);
         if counts {
@@ -384,7 +403,7 @@ impl Worker {
     }
 
     /// Requests a pass now; the period counts from it (PROBE-13).
-    pub fn trigger(&mut self, now: Mono) {
+    pub fn trigger(&mut self, now: MonoTime) {
         if self.asking || self.spreads {
             self.again = true;
         } else {
@@ -394,7 +413,7 @@ impl Worker {
 
     /// Takes in that the probe under way begins. If it had to wait for others, the period counts from now, so that a
     /// late probe does not fall further behind. Returns true if it is late by more than a period.
-    pub fn begin(&mut self, waited: bool, now: Mono) -> bool {
+    pub fn begin(&mut self, waited: bool, now: MonoTime) -> bool {
         let late = now - self.due > self.period();
         self.counts.late = self.counts.late.wrapping_add(late.into());
         if waited {
@@ -413,14 +432,14 @@ impl Worker {
         Duration::from_secs(self.settings.period_s.into())
     }
 
-    fn schedule(&mut self, now: Mono) {
+    fn schedule(&mut self, now: MonoTime) {
         if core::mem::take(&mut self.again) {
             self.due = now;
             return;
         }
         let period = millis(self.period());
         let gone = now.since_ms(self.due) / period;
-        self.due = Mono(self.due.0 + gone.max(1) * period);
+        self.due = MonoTime(self.due.0 + gone.max(1) * period);
     }
 }
 

@@ -11,11 +11,11 @@ use alloc::{
 use core::time::Duration;
 
 use super::{
-    Durations, ProbeKind, ProbeResult, Probes, Seen, SeenState, Settings, Step, Worker,
-    worker::digest,
+    ProbeDurations, ProbeKind, ProbePassStep, ProbeResult, ProbeResults, ProbeSettings,
+    ProbeWorker, ProbedContainerState, ProbedPod, worker::digest,
 };
-use crate::api::order::Gather as _;
-use crate::api::{Container, ContainerId, Mono, Pod, PodStatus, PodUid};
+use crate::api::order::GatherExt as _;
+use crate::api::{Container, ContainerId, MonoTime, Pod, PodStatus, PodUid};
 
 /// Age at the agent's start from which on an instance counts as started by the agent before it (PROBE-15).
 const ADOPTED_BEFORE: Duration = Duration::from_secs(10);
@@ -25,28 +25,28 @@ const PASSED_FOR: Duration = Duration::from_secs(3600);
 
 /// Worker with its container, action and durations.
 #[derive(Clone, Debug)]
-pub struct Entry<A> {
+pub struct ProbeWorkerEntry<A> {
     /// The state machine.
-    pub worker: Worker,
+    pub worker: ProbeWorker,
     /// Name of the container.
     pub container: Box<str>,
     /// Action that the probe takes.
     pub action: A,
     /// Durations of the probe.
-    pub took: Durations,
+    pub took: ProbeDurations,
 }
 
 /// Unique key of a worker: a pod that comes again has another number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
+pub struct ProbeWorkerKey {
     pod: u64,
     index: u16,
 }
 
 #[derive(Clone, Debug)]
-struct PodWorkers<A> {
+struct PodProbeWorkers<A> {
     uid: PodUid,
-    entries: Box<[Entry<A>]>,
+    entries: Box<[ProbeWorkerEntry<A>]>,
 }
 
 /// Number of workers of one pod, including those whose container an edit removed. Further probes are not made.
@@ -56,30 +56,30 @@ const MAX_WORKERS_OF_POD: usize = 1024;
 ///
 /// - Shape: at most three a container of each pod that has a worker.
 #[derive(Clone, Debug)]
-pub struct Workers<A> {
-    pods: BTreeMap<u64, PodWorkers<A>>,
+pub struct ProbeWorkers<A> {
+    pods: BTreeMap<u64, PodProbeWorkers<A>>,
     numbers: BTreeMap<PodUid, u64>,
-    timetable: BTreeSet<(Mono, Key)>,
+    timetable: BTreeSet<(MonoTime, ProbeWorkerKey)>,
     next: u64,
     /// Successes under the agent before this one: kind of probe, and digest of the instance.
     passed: BTreeSet<(ProbeKind, u64)>,
     /// Time at which the agent started.
-    started: Mono,
+    started: MonoTime,
 }
 
-/// Workers of a pod that go on after [`Workers::stop`].
+/// Workers of a pod that go on after [`ProbeWorkers::stop`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum WorkersToKeep {
     /// Readiness of all containers, and all probes of sidecars (PROBE-14).
     WhileStopping,
     /// No worker.
     None,
 }
 
-impl<A> Workers<A> {
+impl<A> ProbeWorkers<A> {
     /// Starts without workers. `now`: start of the agent.
     #[must_use]
-    pub const fn new(now: Mono) -> Self {
+    pub const fn new(now: MonoTime) -> Self {
         Self {
             pods: BTreeMap::new(),
             numbers: BTreeMap::new(),
@@ -90,7 +90,7 @@ impl<A> Workers<A> {
         }
     }
 
-    /// Takes in what [`Workers::passed`] returned under the agent before this one: it counts until a probe has a new
+    /// Takes in what [`ProbeWorkers::passed`] returned under the agent before this one: it counts until a probe has a new
     /// result. The API has such results only for pods that it knows, and only for a container as a whole.
     pub fn recall(&mut self, passed: impl Iterator<Item = (ProbeKind, u64)>) {
         self.passed = passed.gather();
@@ -109,7 +109,7 @@ impl<A> Workers<A> {
 
     /// Returns true if an instance started at `moment`, in time since boot, was started by an agent before this one.
     #[must_use]
-    pub fn is_adopted(&self, moment: Mono) -> bool {
+    pub fn is_adopted(&self, moment: MonoTime) -> bool {
         moment + ADOPTED_BEFORE < self.started
     }
 
@@ -120,7 +120,7 @@ impl<A> Workers<A> {
     pub fn add(
         &mut self,
         pod: &Pod,
-        now: Mono,
+        now: MonoTime,
         action: impl Fn(&Container, ProbeKind) -> A,
         mut below: impl FnMut(u64) -> u64,
     ) -> bool {
@@ -143,22 +143,22 @@ impl<A> Workers<A> {
                 let Some(probe) = kind.of(container) else {
                     continue;
                 };
-                let has = |entry: &Entry<A>| {
+                let has = |entry: &ProbeWorkerEntry<A>| {
                     *entry.container == *container.name && entry.worker.settings().kind == kind
                 };
                 if known.iter().any(has) || known.len() + entries.len() >= MAX_WORKERS_OF_POD {
                     continue;
                 }
-                let settings = Settings::of(kind, probe, sidecar, deleting);
+                let settings = ProbeSettings::of(kind, probe, sidecar, deleting);
                 let period = u64::from(settings.period_s) * 1000;
                 // An agent that has just been started finds all pods at once.
                 let wait = if age < period { below(period) } else { 0 };
                 let due = now + Duration::from_millis(wait);
-                entries.push(Entry {
-                    worker: Worker::new(settings, due, now),
+                entries.push(ProbeWorkerEntry {
+                    worker: ProbeWorker::new(settings, due, now),
                     container: container.name.as_str().into(),
                     action: action(container, kind),
-                    took: Durations::default(),
+                    took: ProbeDurations::default(),
                 });
             }
         }
@@ -170,7 +170,7 @@ impl<A> Workers<A> {
             self.numbers.insert(uid.clone(), self.next);
             self.next
         });
-        let workers = self.pods.entry(number).or_insert_with(|| PodWorkers {
+        let workers = self.pods.entry(number).or_insert_with(|| PodProbeWorkers {
             uid: uid.clone(),
             entries: Box::default(),
         });
@@ -178,7 +178,7 @@ impl<A> Workers<A> {
         let first = all.len();
         all.extend(entries);
         for (index, entry) in (0..).zip(&all).skip(first) {
-            let key = Key { pod: number, index };
+            let key = ProbeWorkerKey { pod: number, index };
             self.timetable
                 .extend(entry.worker.due().map(|due| (due, key)));
         }
@@ -187,20 +187,20 @@ impl<A> Workers<A> {
     }
 
     /// Ends workers of a pod. Kept ones go on unchanged.
-    pub fn stop(&mut self, uid: &PodUid, kept: Kept) {
+    pub fn stop(&mut self, uid: &PodUid, kept: WorkersToKeep) {
         let Some(&number) = self.numbers.get(uid) else {
             return;
         };
-        if kept == Kept::None {
+        if kept == WorkersToKeep::None {
             self.numbers.remove(uid);
         }
         let Some(pod) = self.pods.get_mut(&number) else {
             return;
         };
         for (index, entry) in (0..).zip(&mut pod.entries) {
-            let Settings { kind, sidecar, .. } = entry.worker.settings();
-            if kept == Kept::None || (!sidecar && kind != ProbeKind::Readiness) {
-                let key = Key { pod: number, index };
+            let ProbeSettings { kind, sidecar, .. } = entry.worker.settings();
+            if kept == WorkersToKeep::None || (!sidecar && kind != ProbeKind::Readiness) {
+                let key = ProbeWorkerKey { pod: number, index };
                 let due = entry.worker.due();
                 if let Some(due) = due {
                     self.timetable.remove(&(due, key));
@@ -208,10 +208,10 @@ impl<A> Workers<A> {
                 entry.worker.stop();
             }
         }
-        if kept == Kept::None
+        if kept == WorkersToKeep::None
             && let Some(gone) = self.pods.remove(&number)
         {
-            for Entry { worker, .. } in &gone.entries {
+            for ProbeWorkerEntry { worker, .. } in &gone.entries {
                 let known = (worker.settings().kind, worker.instance());
                 self.passed.remove(&known);
             }
@@ -219,7 +219,7 @@ impl<A> Workers<A> {
     }
 
     /// Ends the workers of all pods for which `is_kept` is false (CLEAN-03).
-    pub fn retain(&mut self, is_kept: impl Fn(&PodUid) -> bool, now: Mono) {
+    pub fn retain(&mut self, is_kept: impl Fn(&PodUid) -> bool, now: MonoTime) {
         if now - self.started > PASSED_FOR {
             self.passed.clear();
         }
@@ -229,23 +229,24 @@ impl<A> Workers<A> {
             .filter(|uid| !is_kept(uid))
             .cloned()
             .collect();
-        gone.iter().for_each(|uid| self.stop(uid, Kept::None));
+        gone.iter()
+            .for_each(|uid| self.stop(uid, WorkersToKeep::None));
     }
 
     /// All workers, with their pods.
-    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &Entry<A>)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &ProbeWorkerEntry<A>)> {
         let pods = self.pods.values();
         pods.flat_map(|pod| pod.entries.iter().map(|entry| (&pod.uid, entry)))
     }
 
     /// Time at which the next worker is due.
     #[must_use]
-    pub fn next_due(&self) -> Option<Mono> {
+    pub fn next_due(&self) -> Option<MonoTime> {
         self.timetable.first().map(|(due, _)| *due)
     }
 
-    /// Takes a worker that is due. [`Workers::pass`] follows.
-    pub fn poll_due(&mut self, now: Mono) -> Option<Key> {
+    /// Takes a worker that is due. [`ProbeWorkers::pass`] follows.
+    pub fn poll_due(&mut self, now: MonoTime) -> Option<ProbeWorkerKey> {
         let first = self.timetable.first()?;
         if first.0 > now {
             return None;
@@ -255,38 +256,38 @@ impl<A> Workers<A> {
 
     /// The worker and its pod, if they still exist.
     #[must_use]
-    pub fn entry(&self, key: Key) -> Option<(&PodUid, &Entry<A>)> {
+    pub fn entry(&self, key: ProbeWorkerKey) -> Option<(&PodUid, &ProbeWorkerEntry<A>)> {
         let pod = self.pods.get(&key.pod)?;
         Some((&pod.uid, pod.entries.get(usize::from(key.index))?))
     }
 
-    /// [`Worker::pass`]. An instance that the agent before this one has a success for counts as adopted, however young
+    /// [`ProbeWorker::pass`]. An instance that the agent before this one has a success for counts as adopted, however young
     /// it is.
     pub fn pass(
         &mut self,
-        key: Key,
-        seen: &Seen<'_>,
+        key: ProbeWorkerKey,
+        seen: &ProbedPod<'_>,
         restarts: impl FnOnce(i32) -> bool,
-        now: Mono,
-    ) -> (Step, Option<ProbeResult>) {
+        now: MonoTime,
+    ) -> (ProbePassStep, Option<ProbeResult>) {
         let mut seen = *seen;
         if let (Some(container), Some((_, entry))) = (&mut seen.container, self.entry(key))
-            && let SeenState::Running { adopted, .. } = &mut container.state
+            && let ProbedContainerState::Running { adopted, .. } = &mut container.state
         {
             let known = (entry.worker.settings().kind, digest(container.id));
             *adopted |= self.passed.contains(&known);
         }
         self.change(key, |worker| worker.pass(&seen, restarts, now))
-            .unwrap_or((Step::End, None))
+            .unwrap_or((ProbePassStep::End, None))
     }
 
-    /// [`Worker::outcome`]; nothing if the worker is gone.
+    /// [`ProbeWorker::outcome`]; nothing if the worker is gone.
     pub fn outcome(
         &mut self,
-        key: Key,
+        key: ProbeWorkerKey,
         id: &str,
         success: Option<bool>,
-        now: Mono,
+        now: MonoTime,
     ) -> Option<ProbeResult> {
         let changed = self.change(key, |worker| worker.outcome(id, success, now))??;
         let kind = self.entry(key)?.1.worker.settings().kind;
@@ -294,14 +295,14 @@ impl<A> Workers<A> {
         Some(changed)
     }
 
-    /// [`Worker::begin`]; `None` if the worker is gone or has ended.
-    pub fn begin(&mut self, key: Key, waited: bool, now: Mono) -> Option<bool> {
+    /// [`ProbeWorker::begin`]; `None` if the worker is gone or has ended.
+    pub fn begin(&mut self, key: ProbeWorkerKey, waited: bool, now: MonoTime) -> Option<bool> {
         let live = self.entry(key)?.1.worker.is_asking();
         live.then(|| self.change(key, |worker| worker.begin(waited, now)))?
     }
 
     /// Counts the duration of a probe.
-    pub fn took(&mut self, key: Key, ms: u64) {
+    pub fn took(&mut self, key: ProbeWorkerKey, ms: u64) {
         let pod = self.pods.get_mut(&key.pod);
         let entry = pod.and_then(|pod| pod.entries.get_mut(usize::from(key.index)));
         if let Some(entry) = entry {
@@ -311,11 +312,11 @@ impl<A> Workers<A> {
 
     /// Requests readiness probes now of containers that are started and not known to be ready (PROBE-13). Returns true
     /// if there are any.
-    pub fn trigger(&mut self, uid: &PodUid, status: &PodStatus, now: Mono) -> bool {
+    pub fn trigger(&mut self, uid: &PodUid, status: &PodStatus, now: MonoTime) -> bool {
         let Some(&number) = self.numbers.get(uid) else {
             return false;
         };
-        let due = |entry: &Entry<A>| {
+        let due = |entry: &ProbeWorkerEntry<A>| {
             let all = status
                 .container_statuses
                 .iter()
@@ -329,10 +330,10 @@ impl<A> Workers<A> {
                 })
         };
         let pod = self.pods.get(&number);
-        let found: Vec<Key> = (0..)
+        let found: Vec<ProbeWorkerKey> = (0..)
             .zip(pod.into_iter().flat_map(|pod| &pod.entries))
             .filter(|(_, entry)| due(entry))
-            .map(|(index, _)| Key { pod: number, index })
+            .map(|(index, _)| ProbeWorkerKey { pod: number, index })
             .collect();
         for key in &found {
             self.change(*key, |worker| worker.trigger(now));
@@ -342,13 +343,17 @@ impl<A> Workers<A> {
 
     /// Results of one pod's probes.
     #[must_use]
-    pub fn of<'a>(&'a self, uid: &PodUid) -> PodProbes<'a, A> {
+    pub fn of<'a>(&'a self, uid: &PodUid) -> PodProbeResults<'a, A> {
         let pod = self.numbers.get(uid).and_then(|n| self.pods.get(n));
-        PodProbes { all: self, pod }
+        PodProbeResults { all: self, pod }
     }
 
     /// Changes a worker and keeps its place in the timetable right.
-    fn change<T>(&mut self, key: Key, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
+    fn change<T>(
+        &mut self,
+        key: ProbeWorkerKey,
+        change: impl FnOnce(&mut ProbeWorker) -> T,
+    ) -> Option<T> {
         let pod = self.pods.get_mut(&key.pod)?;
         let worker = &mut pod.entries.get_mut(usize::from(key.index))?.worker;
         let before = worker.due();
@@ -366,12 +371,12 @@ impl<A> Workers<A> {
 
 /// Results of one pod's probes.
 #[derive(Debug)]
-pub struct PodProbes<'a, A> {
-    all: &'a Workers<A>,
-    pod: Option<&'a PodWorkers<A>>,
+pub struct PodProbeResults<'a, A> {
+    all: &'a ProbeWorkers<A>,
+    pod: Option<&'a PodProbeWorkers<A>>,
 }
 
-impl<A> PodProbes<'_, A> {
+impl<A> PodProbeResults<'_, A> {
     fn result(&self, kind: ProbeKind, id: &ContainerId) -> Option<ProbeResult> {
         let entries = self.pod.into_iter().flat_map(|pod| &pod.entries);
         let own = entries
@@ -382,7 +387,7 @@ impl<A> PodProbes<'_, A> {
     }
 }
 
-impl<A> Probes for PodProbes<'_, A> {
+impl<A> ProbeResults for PodProbeResults<'_, A> {
     fn liveness(&self, id: &ContainerId) -> Option<ProbeResult> {
         self.result(ProbeKind::Liveness, id)
     }
@@ -395,7 +400,7 @@ impl<A> Probes for PodProbes<'_, A> {
         self.result(ProbeKind::Startup, id)
     }
 
-    fn is_adopted(&self, started: Option<Mono>) -> bool {
+    fn is_adopted(&self, started: Option<MonoTime>) -> bool {
         started.is_some_and(|at| self.all.is_adopted(at))
     }
 }

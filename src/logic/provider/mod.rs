@@ -21,12 +21,12 @@ use serde_json::Value;
 use super::{api_pod::is_plain_name, static_pod::is_plain_uid};
 use crate::{
     api::{
-        ContainerId, Pod, PodUid, SandboxId, Wall,
+        ContainerId, Pod, PodUid, SandboxId, WallTime,
         cri::{
             ContainerState, ContainerStatus, NamespaceOptions, PodItem, PodRuntimeStatus,
             SandboxState, SandboxStatus,
         },
-        order::{Gather as _, Order as _},
+        order::{GatherExt as _, OrderExt as _},
         pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, EnvVar, RestartPolicy},
     },
     fnv::fnv1a,
@@ -61,22 +61,22 @@ const LOST: &str = "ContainerStatusUnknown";
 /// Fault in a provider's answer, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Wrong(String);
+pub struct ProviderFault(String);
 
 /// All pods of a provider, as it lists them.
 #[derive(Clone, Debug, Default)]
-pub struct Listed {
+pub struct ProviderPodList {
     /// Changes whenever the provider may have forgotten something. Never empty.
     pub instance: String,
     /// Position of this list among changes; empty: the provider does not report changes.
     pub cursor: String,
     /// Pods in any order, each once.
-    pub pods: Vec<Said>,
+    pub pods: Vec<ProviderPodReport>,
 }
 
 /// Report of a provider on one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct ProviderPodReport {
     /// UID. Like the four fields below, as the provider was told it.
     pub uid: PodUid,
     /// Node that told it.
@@ -88,21 +88,21 @@ pub struct Said {
     /// Generation of the pod that the provider was last told; see [`generation`].
     pub generation: String,
     /// Status of the pod.
-    pub status: SaidStatus,
+    pub status: ReportedPodStatus,
 }
 
 /// Status of a pod in a provider's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SaidStatus {
+pub struct ReportedPodStatus {
     /// Newest run of each container.
-    pub containers: Vec<SaidContainer>,
+    pub containers: Vec<ReportedContainer>,
     /// Addresses of the pod, if it has some of its own.
     pub pod_ips: Vec<String>,
 }
 
 /// Status of a container in a provider's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SaidContainer {
+pub struct ReportedContainer {
     /// Name in the spec.
     pub name: String,
     /// `waiting`, `running` or `terminated`.
@@ -122,58 +122,59 @@ pub struct SaidContainer {
 }
 
 /// A field of a map, if it is there.
-fn field<'a>(of: &'a Value, name: &str) -> Result<Option<&'a Value>, Wrong> {
+fn field<'a>(of: &'a Value, name: &str) -> Result<Option<&'a Value>, ProviderFault> {
     let fields = of.as_object();
-    let fields = fields.ok_or_else(|| Wrong(format!("a map is missing around {name}")))?;
+    let fields = fields.ok_or_else(|| ProviderFault(format!("a map is missing around {name}")))?;
     Ok(fields.get(name))
 }
 
-fn text(of: &Value, name: &str) -> Result<String, Wrong> {
+fn text(of: &Value, name: &str) -> Result<String, ProviderFault> {
     let Some(value) = field(of, name)? else {
         return Ok(String::new());
     };
     let text = value.as_str().map(String::from);
-    text.ok_or_else(|| Wrong(format!("{name} must be a text")))
+    text.ok_or_else(|| ProviderFault(format!("{name} must be a text")))
 }
 
-fn number<T: TryFrom<i64> + Default>(of: &Value, name: &str) -> Result<T, Wrong> {
+fn number<T: TryFrom<i64> + Default>(of: &Value, name: &str) -> Result<T, ProviderFault> {
     let Some(value) = field(of, name)? else {
         return Ok(T::default());
     };
     let number = value.as_i64().and_then(|number| T::try_from(number).ok());
-    number.ok_or_else(|| Wrong(format!("{name} is no number that it can be")))
+    number.ok_or_else(|| ProviderFault(format!("{name} is no number that it can be")))
 }
 
-fn items<'a>(of: &'a Value, name: &str) -> Result<&'a [Value], Wrong> {
+fn items<'a>(of: &'a Value, name: &str) -> Result<&'a [Value], ProviderFault> {
     let Some(value) = field(of, name)? else {
         return Ok(&[]);
     };
     let items = value.as_array().map(Vec::as_slice);
-    items.ok_or_else(|| Wrong(format!("{name} must be a list")))
+    items.ok_or_else(|| ProviderFault(format!("{name} must be a list")))
 }
 
-impl Listed {
+impl ProviderPodList {
     /// Reads the list of a provider. Absent fields are empty, unknown fields are passed over.
     ///
     /// - Errors: the first place with a value of another shape.
-    pub fn read(said: &Value) -> Result<Self, Wrong> {
+    pub fn read(said: &Value) -> Result<Self, ProviderFault> {
         let mut list = Self {
             instance: text(said, "instance")?,
             cursor: text(said, "cursor")?,
             pods: Vec::new(),
         };
         for (index, pod) in items(said, "pods")?.iter().enumerate() {
-            let read = Said::read(pod);
-            let read = read.map_err(|Wrong(why)| Wrong(format!("pods[{index}]: {why}")))?;
+            let read = ProviderPodReport::read(pod);
+            let read =
+                read.map_err(|ProviderFault(why)| ProviderFault(format!("pods[{index}]: {why}")))?;
             list.pods.push(read);
         }
         Ok(list)
     }
 }
 
-impl Said {
-    /// Reads the report on one pod; see [`Listed::read`].
-    pub fn read(said: &Value) -> Result<Self, Wrong> {
+impl ProviderPodReport {
+    /// Reads the report on one pod; see [`ProviderPodList::read`].
+    pub fn read(said: &Value) -> Result<Self, ProviderFault> {
         Ok(Self {
             uid: PodUid::from(&*text(said, "uid")?),
             node: text(said, "node")?,
@@ -181,32 +182,34 @@ impl Said {
             name: text(said, "name")?,
             generation: text(said, "generation")?,
             status: match field(said, "status")? {
-                None => SaidStatus::default(),
-                Some(status) => SaidStatus::read(status)?,
+                None => ReportedPodStatus::default(),
+                Some(status) => ReportedPodStatus::read(status)?,
             },
         })
     }
 }
 
-impl SaidStatus {
-    fn read(said: &Value) -> Result<Self, Wrong> {
+impl ReportedPodStatus {
+    fn read(said: &Value) -> Result<Self, ProviderFault> {
         let mut status = Self::default();
         for ip in items(said, "podIPs")? {
             let ip = ip.as_str();
-            let ip = ip.ok_or_else(|| Wrong("podIPs must be a list of texts".into()))?;
+            let ip = ip.ok_or_else(|| ProviderFault("podIPs must be a list of texts".into()))?;
             status.pod_ips.push(ip.into());
         }
         for (index, container) in items(said, "containers")?.iter().enumerate() {
-            let read = SaidContainer::read(container);
-            let read = read.map_err(|Wrong(why)| Wrong(format!("containers[{index}]: {why}")))?;
+            let read = ReportedContainer::read(container);
+            let read = read.map_err(|ProviderFault(why)| {
+                ProviderFault(format!("containers[{index}]: {why}"))
+            })?;
             status.containers.push(read);
         }
         Ok(status)
     }
 }
 
-impl SaidContainer {
-    fn read(said: &Value) -> Result<Self, Wrong> {
+impl ReportedContainer {
+    fn read(said: &Value) -> Result<Self, ProviderFault> {
         Ok(Self {
             name: text(said, "name")?,
             state: text(said, "state")?,
@@ -244,7 +247,7 @@ fn written<T: serde::Serialize>(value: &T) -> Vec<u8> {
 }
 
 /// Resolved environment of a container, in order.
-pub type Environment = Vec<(String, String)>;
+pub type ContainerEnvironment = Vec<(String, String)>;
 
 /// A volume, as the provider finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -264,7 +267,7 @@ pub fn telling(
     pod: &Pod,
     node: &str,
     generation: &str,
-    environments: Vec<Environment>,
+    environments: Vec<ContainerEnvironment>,
     volumes: &[VolumePath],
 ) -> Vec<u8> {
     let mut plain = Pod {
@@ -306,7 +309,7 @@ pub fn telling(
 
 /// Pod whose provider reported it wrongly; people are told.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bad {
+pub struct MisreportedPod {
     /// UID.
     pub uid: PodUid,
     /// Namespace.
@@ -319,24 +322,24 @@ pub struct Bad {
 
 /// Changes that a list brought.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct News {
+pub struct ProviderListChanges {
     /// Set if anything differs from before.
     pub changed: bool,
     /// Pods to look at anew: they wait for the provider, it does not know them any more, or it has lost them.
     pub sync: Vec<PodUid>,
     /// Pods whose report was not believed. The same fault of a pod is named once.
-    pub bad: Vec<Bad>,
+    pub bad: Vec<MisreportedPod>,
 }
 
 /// A pod as its provider has it.
 #[derive(Debug, Default)]
-struct Entry {
+struct ProviderPodEntry {
     /// Status without the changes that follow from `fate`.
     status: PodRuntimeStatus,
     /// Generation that this instance of the provider has acknowledged (PROV-06).
     generation: Option<String>,
     /// Known part of the pod's spec.
-    spec: Option<Spec>,
+    spec: Option<ProviderPodSpec>,
     /// Set if all containers that the provider reports have ended.
     ended: bool,
     /// Set if the pod has ended for good and stays at the provider for its logs.
@@ -347,13 +350,13 @@ struct Entry {
     word: u64,
     /// Lists that left the pod out.
     missed: u8,
-    fate: Fate,
+    fate: ProviderPodPresence,
     /// Fault of the last report that was not believed.
     bad: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Fate {
+enum ProviderPodPresence {
     #[default]
     Known,
     /// Forgotten by its provider (PRVD-07).
@@ -363,13 +366,13 @@ enum Fate {
 }
 
 #[derive(Debug)]
-struct Spec {
+struct ProviderPodSpec {
     /// Name and image of each container.
     containers: BTreeMap<String, String>,
     restart_policy: RestartPolicy,
 }
 
-impl Spec {
+impl ProviderPodSpec {
     const fn never_restarts(&self) -> bool {
         matches!(self.restart_policy, RestartPolicy::Never)
     }
@@ -386,37 +389,37 @@ impl Spec {
 
 /// Known pods of one provider. At most [`MAX_PODS`] from the provider, and the pods that the agent told it.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct ProviderPodTable {
     instance: String,
     /// Set once a whole list has come since the agent started (PROV-03).
     heard: bool,
     /// Set if the provider answered with a list when it was last asked.
     answers: bool,
-    pods: Entries,
+    pods: ProviderPodEntries,
     words: u64,
 }
 
 /// Entries sorted by UID. No ordered map: its code would be made for these entries alone.
 #[derive(Debug, Default)]
-struct Entries(Vec<Entry>);
+struct ProviderPodEntries(Vec<ProviderPodEntry>);
 
-impl Entries {
+impl ProviderPodEntries {
     fn place(&self, uid: &PodUid) -> Result<usize, usize> {
         self.0.binary_search_by(|entry| entry.status.uid.cmp(uid))
     }
 
-    fn get(&self, uid: &PodUid) -> Option<&Entry> {
+    fn get(&self, uid: &PodUid) -> Option<&ProviderPodEntry> {
         self.place(uid).ok().map(|at| &self.0[at])
     }
 
-    fn get_mut(&mut self, uid: &PodUid) -> Option<&mut Entry> {
+    fn get_mut(&mut self, uid: &PodUid) -> Option<&mut ProviderPodEntry> {
         self.place(uid).ok().map(|at| &mut self.0[at])
     }
 
     /// The entry of a pod, a new one if there is none.
-    fn of(&mut self, uid: &PodUid) -> &mut Entry {
+    fn of(&mut self, uid: &PodUid) -> &mut ProviderPodEntry {
         let at = self.place(uid).unwrap_or_else(|at| {
-            let mut entry = Entry::default();
+            let mut entry = ProviderPodEntry::default();
             entry.status.uid = uid.clone();
             self.0.insert(at, entry);
             at
@@ -425,7 +428,7 @@ impl Entries {
     }
 }
 
-impl Table {
+impl ProviderPodTable {
     /// The number of a list that is about to be asked for.
     pub const fn begin(&mut self) -> u64 {
         self.words += 1;
@@ -462,36 +465,39 @@ impl Table {
     pub fn take_list(
         &mut self,
         begun: u64,
-        mut list: Listed,
+        mut list: ProviderPodList,
         node: &str,
-        now: Wall,
-    ) -> Result<News, Wrong> {
+        now: WallTime,
+    ) -> Result<ProviderListChanges, ProviderFault> {
         let named = |text: &str| text.len() <= MAX_WORD_BYTES;
         if list.instance.is_empty() || !named(&list.instance) || !named(&list.cursor) {
-            return Err(Wrong(format!(
+            return Err(ProviderFault(format!(
                 "instance and cursor must have at most {MAX_WORD_BYTES} bytes, and instance at least one"
             )));
         }
         if list.pods.len() > MAX_PODS {
-            return Err(Wrong(format!("it lists more than {MAX_PODS} pods")));
+            return Err(ProviderFault(format!("it lists more than {MAX_PODS} pods")));
         }
-        let is_ours = |pod: &&Said| pod.node == node;
-        let is_named = |pod: &Said| {
+        let is_ours = |pod: &&ProviderPodReport| pod.node == node;
+        let is_named = |pod: &ProviderPodReport| {
             is_plain_uid(&pod.uid) && is_plain_name(&pod.namespace) && is_plain_name(&pod.name)
         };
         if let Some(bad) = list.pods.iter().filter(is_ours).find(|pod| !is_named(pod)) {
             let uid: String = bad.uid.chars().take(MAX_WORD_BYTES).collect();
-            return Err(Wrong(format!(
+            return Err(ProviderFault(format!(
                 "it lists a pod with a uid, namespace or name that cannot be: {uid:?}"
             )));
         }
         list.pods.order_by(|a, b| a.uid.cmp(&b.uid));
         if let Some(twice) = list.pods.windows(2).find(|two| two[0].uid == two[1].uid) {
-            return Err(Wrong(format!("it lists pod {} twice", twice[0].uid)));
+            return Err(ProviderFault(format!(
+                "it lists pod {} twice",
+                twice[0].uid
+            )));
         }
-        let mut news = News {
+        let mut news = ProviderListChanges {
             changed: !self.answers,
-            ..News::default()
+            ..ProviderListChanges::default()
         };
         self.answers = true;
         self.heard = true;
@@ -521,7 +527,7 @@ impl Table {
         self.pods.0.retain_mut(|entry| {
             let uid = &entry.status.uid;
             let is_listed = listed.binary_search(uid).is_ok();
-            if entry.word > begun || is_listed || entry.fate == Fate::Gone {
+            if entry.word > begun || is_listed || entry.fate == ProviderPodPresence::Gone {
                 return true;
             }
             if entry.spec.is_none() || entry.kept {
@@ -532,10 +538,10 @@ impl Table {
             if entry.generation.is_none() {
                 entry.anew |= is_another;
                 news.sync.push(uid.clone());
-            } else if entry.fate == Fate::Known {
+            } else if entry.fate == ProviderPodPresence::Known {
                 entry.missed += 1;
                 if entry.missed >= MAX_MISSED {
-                    entry.fate = Fate::Lost;
+                    entry.fate = ProviderPodPresence::Lost;
                     news.changed = true;
                     news.sync.push(uid.clone());
                 }
@@ -546,8 +552,13 @@ impl Table {
     }
 
     /// Takes in the report on one pod, from a list or an answer. Returns true if anything differs.
-    fn take(&mut self, said: Said, now: Wall, bad: &mut Vec<Bad>) -> bool {
-        let Said {
+    fn take(
+        &mut self,
+        said: ProviderPodReport,
+        now: WallTime,
+        bad: &mut Vec<MisreportedPod>,
+    ) -> bool {
+        let ProviderPodReport {
             uid,
             namespace,
             name,
@@ -561,7 +572,7 @@ impl Table {
             entry.status.name.clone_from(&name);
         }
         entry.missed = 0;
-        let mut changed = mem::take(&mut entry.fate) != Fate::Known;
+        let mut changed = mem::take(&mut entry.fate) != ProviderPodPresence::Known;
         if generation.len() <= MAX_WORD_BYTES && entry.generation.as_ref() != Some(&generation) {
             entry.generation = Some(generation);
             changed = true;
@@ -572,7 +583,7 @@ impl Table {
         let spec = entry.spec.as_ref();
         let nothing = PodRuntimeStatus::default();
         // A pod that has ended for good stays so, whatever its provider remembers.
-        let before = if entry.anew && !spec.is_some_and(Spec::never_restarts) {
+        let before = if entry.anew && !spec.is_some_and(ProviderPodSpec::never_restarts) {
             &nothing
         } else {
             &entry.status
@@ -591,10 +602,10 @@ impl Table {
                 entry.status.containers = checked.containers;
                 entry.status.ips = checked.ips;
             }
-            Err(Wrong(why)) => {
+            Err(ProviderFault(why)) => {
                 if entry.bad != why {
                     entry.bad.clone_from(&why);
-                    bad.push(Bad {
+                    bad.push(MisreportedPod {
                         uid,
                         namespace,
                         name,
@@ -624,7 +635,7 @@ impl Table {
             container.image = containers.get(&container.name).cloned().unwrap_or_default();
         }
         entry.kept = false;
-        entry.spec = Some(Spec {
+        entry.spec = Some(ProviderPodSpec {
             containers,
             restart_policy: pod.spec.restart_policy,
         });
@@ -642,15 +653,15 @@ impl Table {
         &mut self,
         uid: &PodUid,
         generation: &str,
-        status: SaidStatus,
-        now: Wall,
-    ) -> Vec<Bad> {
+        status: ReportedPodStatus,
+        now: WallTime,
+    ) -> Vec<MisreportedPod> {
         let word = self.begin();
         let Some(entry) = self.pods.get_mut(uid) else {
             return Vec::new();
         };
         entry.word = word;
-        let said = Said {
+        let said = ProviderPodReport {
             uid: uid.clone(),
             node: String::new(),
             namespace: entry.status.namespace.clone(),
@@ -664,7 +675,7 @@ impl Table {
     }
 
     /// Takes in that the provider has removed a pod. `last`: its last status, if the provider still knows it.
-    pub fn gone(&mut self, uid: &PodUid, last: Option<SaidStatus>, now: Wall) {
+    pub fn gone(&mut self, uid: &PodUid, last: Option<ReportedPodStatus>, now: WallTime) {
         let word = self.begin();
         let Some(entry) = self.pods.get_mut(uid) else {
             return;
@@ -676,7 +687,7 @@ impl Table {
             entry.status.containers = last.containers;
         }
         entry.word = word;
-        entry.fate = Fate::Gone;
+        entry.fate = ProviderPodPresence::Gone;
     }
 
     /// Forgets a pod that is of no interest any more.
@@ -691,7 +702,7 @@ impl Table {
     pub fn keep(&mut self, uid: &PodUid) -> bool {
         let heard = self.heard;
         let entry = self.pods.of(uid);
-        entry.kept = entry.fate == Fate::Known && (entry.ended || !heard);
+        entry.kept = entry.fate == ProviderPodPresence::Known && (entry.ended || !heard);
         entry.kept
     }
 
@@ -702,7 +713,7 @@ impl Table {
         if kept().count() <= MAX_KEPT {
             return None;
         }
-        let ends = |entry: &&Entry| {
+        let ends = |entry: &&ProviderPodEntry| {
             let containers = entry.status.containers.iter();
             containers.filter_map(|c| c.finished_at).max()
         };
@@ -736,7 +747,7 @@ impl Table {
                 .spec
                 .as_ref()
                 .is_some_and(|spec| !spec.is_over(&entry.status.containers));
-            entry.fate != Fate::Known || entry.ended && !runs_again
+            entry.fate != ProviderPodPresence::Known || entry.ended && !runs_again
         })
     }
 
@@ -750,33 +761,33 @@ impl Table {
     #[must_use]
     pub fn has_ended(&self, uid: &PodUid) -> bool {
         let entry = self.pods.get(uid);
-        entry.is_none_or(|entry| entry.ended || entry.fate != Fate::Known)
+        entry.is_none_or(|entry| entry.ended || entry.fate != ProviderPodPresence::Known)
     }
 
     /// Returns true if the provider says that it has removed the pod.
     #[must_use]
     pub fn is_gone(&self, uid: &PodUid) -> bool {
         let entry = self.pods.get(uid);
-        entry.is_none_or(|entry| entry.fate == Fate::Gone)
+        entry.is_none_or(|entry| entry.fate == ProviderPodPresence::Gone)
     }
 
     /// Returns true if the provider has forgotten the pod (PRVD-07).
     #[must_use]
     pub fn is_lost(&self, uid: &PodUid) -> bool {
         let entry = self.pods.get(uid);
-        entry.is_some_and(|entry| entry.fate == Fate::Lost)
+        entry.is_some_and(|entry| entry.fate == ProviderPodPresence::Lost)
     }
 
     /// Status of a pod by the provider's last good report.
     #[must_use]
     pub fn status(&self, uid: &PodUid) -> Option<PodRuntimeStatus> {
-        self.pods.get(uid).map(Entry::shown)
+        self.pods.get(uid).map(ProviderPodEntry::shown)
     }
 
     /// All pods with a sandbox or a container, sorted by UID.
     #[must_use]
     pub fn list(&self) -> Vec<PodItem> {
-        let pods = self.pods.0.iter().map(Entry::shown);
+        let pods = self.pods.0.iter().map(ProviderPodEntry::shown);
         let there = pods.filter(|pod| !pod.sandboxes.is_empty() || !pod.containers.is_empty());
         there.map(|pod| PodItem::from(&pod)).collect()
     }
@@ -799,17 +810,20 @@ impl Table {
     }
 }
 
-impl Entry {
+impl ProviderPodEntry {
     /// Status with the changes that follow from the pod's fate. A pod that was only asked for has no sandbox yet.
     fn shown(&self) -> PodRuntimeStatus {
         let mut status = self.status.clone();
-        if self.generation.is_none() && status.containers.is_empty() && self.fate == Fate::Known {
+        if self.generation.is_none()
+            && status.containers.is_empty()
+            && self.fate == ProviderPodPresence::Known
+        {
             return status;
         }
         let reason = match self.fate {
-            Fate::Known => None,
-            Fate::Lost => Some(NOT_FOUND),
-            Fate::Gone => Some(LOST),
+            ProviderPodPresence::Known => None,
+            ProviderPodPresence::Lost => Some(NOT_FOUND),
+            ProviderPodPresence::Gone => Some(LOST),
         };
         for container in &mut status.containers {
             if let Some(reason) = reason
@@ -834,7 +848,7 @@ impl Entry {
             } else {
                 SandboxState::NotReady
             },
-            created_at: first.unwrap_or(Wall(0)),
+            created_at: first.unwrap_or(WallTime(0)),
             ips: status.ips.clone(),
             namespaces: NamespaceOptions::default(),
             runtime_handler: String::new(),
@@ -846,13 +860,13 @@ impl Entry {
 /// Translates a provider's status of a pod into the agent's words, or returns its fault (PRVD-05).
 fn check(
     uid: &PodUid,
-    said: &SaidStatus,
-    spec: Option<&Spec>,
+    said: &ReportedPodStatus,
+    spec: Option<&ProviderPodSpec>,
     before: &PodRuntimeStatus,
-    now: Wall,
-) -> Result<PodRuntimeStatus, Wrong> {
+    now: WallTime,
+) -> Result<PodRuntimeStatus, ProviderFault> {
     if said.containers.len() > MAX_CONTAINERS || said.pod_ips.len() > MAX_IPS {
-        return Err(Wrong(format!(
+        return Err(ProviderFault(format!(
             "at most {MAX_CONTAINERS} containers and {MAX_IPS} addresses are read"
         )));
     }
@@ -860,12 +874,12 @@ fn check(
     for ip in &said.pod_ips {
         let ip = ip
             .parse()
-            .map_err(|_| Wrong(format!("podIPs: {ip:?} is no address")))?;
+            .map_err(|_| ProviderFault(format!("podIPs: {ip:?} is no address")))?;
         checked.ips.push(ip);
     }
     for container in &said.containers {
         let name = &container.name;
-        let wrong = |why: &str| Err(Wrong(format!("container {name:?}: {why}")));
+        let wrong = |why: &str| Err(ProviderFault(format!("container {name:?}: {why}")));
         let image = match spec {
             Some(spec) => match spec.containers.get(name) {
                 Some(image) => image.clone(),
@@ -879,14 +893,14 @@ fn check(
         if container.message.len() > MAX_MESSAGE_BYTES || container.reason.len() > MAX_WORD_BYTES {
             return wrong("its reason or message is too long");
         }
-        let time = |field: &str, text: &str| -> Result<Option<Wall>, Wrong> {
+        let time = |field: &str, text: &str| -> Result<Option<WallTime>, ProviderFault> {
             if text.is_empty() {
                 return Ok(None);
             }
-            let at = Wall::parse(text)
+            let at = WallTime::parse(text)
                 .filter(|at| at.0 <= now.0.saturating_add(MAX_AHEAD_NS))
                 .ok_or_else(|| {
-                    Wrong(format!(
+                    ProviderFault(format!(
                         "container {name:?}: {field} {text:?} is no time, or not yet"
                     ))
                 })?;
@@ -916,7 +930,7 @@ fn check(
             if had_ended && state == ContainerState::Running && !is_next {
                 return wrong("it had terminated, and runs again under the same restartCount");
             }
-            if had_ended && is_next && spec.is_some_and(Spec::never_restarts) {
+            if had_ended && is_next && spec.is_some_and(ProviderPodSpec::never_restarts) {
                 return wrong("it had terminated, and the pod's restartPolicy is Never");
             }
             if had_ended && !is_next && known.exit_code != container.exit_code {
@@ -962,7 +976,7 @@ mod tests {
 
     use super::*;
 
-    const NOW: Wall = Wall::from_secs(1_700_000_000);
+    const NOW: WallTime = WallTime::from_secs(1_700_000_000);
     const THEN: &str = "2023-11-14T22:13:20Z";
 
     fn pod(more: Value) -> Pod {
@@ -976,18 +990,18 @@ mod tests {
         serde_json::from_value(pod).expect("a pod")
     }
 
-    fn running(name: &str, count: u32) -> SaidContainer {
-        SaidContainer {
+    fn running(name: &str, count: u32) -> ReportedContainer {
+        ReportedContainer {
             name: name.into(),
             state: "running".into(),
             restart_count: count,
             started_at: THEN.into(),
-            ..SaidContainer::default()
+            ..ReportedContainer::default()
         }
     }
 
-    fn ended(name: &str, count: u32, code: i32) -> SaidContainer {
-        SaidContainer {
+    fn ended(name: &str, count: u32, code: i32) -> ReportedContainer {
+        ReportedContainer {
             state: "terminated".into(),
             finished_at: THEN.into(),
             exit_code: code,
@@ -995,15 +1009,15 @@ mod tests {
         }
     }
 
-    fn status(containers: &[SaidContainer]) -> SaidStatus {
-        SaidStatus {
+    fn status(containers: &[ReportedContainer]) -> ReportedPodStatus {
+        ReportedPodStatus {
             containers: containers.to_vec(),
             pod_ips: Vec::new(),
         }
     }
 
-    fn said(uid: &str, containers: &[SaidContainer]) -> Said {
-        Said {
+    fn said(uid: &str, containers: &[ReportedContainer]) -> ProviderPodReport {
+        ProviderPodReport {
             uid: uid.into(),
             node: "node".into(),
             namespace: "n".into(),
@@ -1013,8 +1027,8 @@ mod tests {
         }
     }
 
-    fn list(instance: &str, pods: &[Said]) -> Listed {
-        Listed {
+    fn list(instance: &str, pods: &[ProviderPodReport]) -> ProviderPodList {
+        ProviderPodList {
             instance: instance.into(),
             cursor: String::new(),
             pods: pods.to_vec(),
@@ -1022,12 +1036,15 @@ mod tests {
     }
 
     /// Takes in a list that was asked for just now.
-    fn take(table: &mut Table, listed: Listed) -> Result<News, Wrong> {
+    fn take(
+        table: &mut ProviderPodTable,
+        listed: ProviderPodList,
+    ) -> Result<ProviderListChanges, ProviderFault> {
         let begun = table.begin();
         table.take_list(begun, listed, "node", NOW)
     }
 
-    fn states(table: &Table) -> Vec<(String, ContainerState, u32)> {
+    fn states(table: &ProviderPodTable) -> Vec<(String, ContainerState, u32)> {
         let status = table.status(&"u".into()).unwrap_or_default();
         let containers = status.containers.into_iter();
         containers
@@ -1036,8 +1053,8 @@ mod tests {
     }
 
     /// A table that was told of the pod `u`.
-    fn told(pod: &Pod) -> Table {
-        let mut table = Table::default();
+    fn told(pod: &Pod) -> ProviderPodTable {
+        let mut table = ProviderPodTable::default();
         table.expect(pod);
         take(&mut table, list("one", &[])).expect("good");
         let bad = table.acknowledged(&"u".into(), "g", status(&[running("c", 0)]), NOW);
@@ -1090,15 +1107,15 @@ mod tests {
     #[test]
     fn what_is_told_is_told_once() {
         // PROV-05 PROV-06
-        let mut table = Table::default();
+        let mut table = ProviderPodTable::default();
         let uid = PodUid::from("u");
         table.expect(&pod(json!({})));
         assert!(table.is_to_be_told(&uid, "g"), "never told");
-        table.acknowledged(&uid, "g", SaidStatus::default(), NOW);
+        table.acknowledged(&uid, "g", ReportedPodStatus::default(), NOW);
         assert!(!table.is_to_be_told(&uid, "g"));
         assert!(table.is_to_be_told(&uid, "h"), "it changed");
         // An agent that starts finds the pod in the list.
-        let mut table = Table::default();
+        let mut table = ProviderPodTable::default();
         take(&mut table, list("one", &[said("u", &[running("c", 0)])])).expect("good");
         assert!(!table.is_to_be_told(&uid, "g"));
         // Two pods of one name are told separately.
@@ -1109,7 +1126,7 @@ mod tests {
         // An answer for a forgotten pod changes nothing.
         table.forget(&uid);
         assert_eq!(
-            table.acknowledged(&uid, "g", SaidStatus::default(), NOW),
+            table.acknowledged(&uid, "g", ReportedPodStatus::default(), NOW),
             []
         );
         assert!(!table.has(&uid));
@@ -1118,7 +1135,7 @@ mod tests {
     #[test]
     fn lists_that_were_asked_for_before_a_newer_word_say_nothing_of_its_pod() {
         // PROV-02 PRVD-07
-        let mut table = Table::default();
+        let mut table = ProviderPodTable::default();
         table.expect(&pod(json!({})));
         let early = table.begin();
         table.acknowledged(&"u".into(), "g", status(&[running("c", 0)]), NOW);
@@ -1182,7 +1199,7 @@ mod tests {
     #[test]
     fn statuses_are_checked() {
         // PRVD-05
-        let with = |change: fn(&mut SaidContainer)| {
+        let with = |change: fn(&mut ReportedContainer)| {
             let mut container = running("c", 1);
             change(&mut container);
             vec![container]
@@ -1242,7 +1259,7 @@ mod tests {
     #[test]
     fn what_is_too_much_is_not_believed() {
         let mut table = told(&pod(json!({})));
-        let many: Vec<Said> = (0..=MAX_PODS)
+        let many: Vec<ProviderPodReport> = (0..=MAX_PODS)
             .map(|n| said(&format!("u{n}"), &[]))
             .collect();
         for (listed, why) in [
@@ -1262,9 +1279,9 @@ mod tests {
             let bad = table.acknowledged(&"u".into(), "g", status(&containers), NOW);
             assert_eq!(bad.len(), 1);
         }
-        let ip = SaidStatus {
+        let ip = ReportedPodStatus {
             pod_ips: vec!["10.0.0.300".into()],
-            ..SaidStatus::default()
+            ..ReportedPodStatus::default()
         };
         let bad = table.acknowledged(&"u".into(), "g", ip, NOW);
         assert!(bad[0].why.contains("no address"));
@@ -1304,9 +1321,9 @@ mod tests {
             (137, LOST)
         );
         let mut table = told(&pod(json!({})));
-        let last = SaidStatus {
+        let last = ReportedPodStatus {
             containers: vec![ended("c", 0, 9)],
-            ..SaidStatus::default()
+            ..ReportedPodStatus::default()
         };
         table.gone(&uid, Some(last), NOW);
         assert_eq!(table.status(&uid).expect("kept").containers[0].exit_code, 9);
@@ -1334,7 +1351,7 @@ mod tests {
 
         // An agent that starts may get the report later; a pod that runs after all is not kept.
         for (said_later, kept) in [(ended("c", 0, 3), 1), (running("c", 0), 0)] {
-            let mut table = Table::default();
+            let mut table = ProviderPodTable::default();
             assert!(table.keep(&uid));
             take(&mut table, list("one", &[said("u", &[said_later])])).expect("good");
             assert_eq!(table.pods.0.iter().filter(|e| e.kept).count(), kept);
@@ -1347,14 +1364,14 @@ mod tests {
     #[test]
     fn only_so_many_are_kept_and_the_first_to_end_goes() {
         // PRVD-10
-        let mut table = Table::default();
+        let mut table = ProviderPodTable::default();
         let uid = |n: usize| format!("u{n}");
-        let ended_at = |n: usize| SaidContainer {
+        let ended_at = |n: usize| ReportedContainer {
             finished_at: format!("2023-11-14T22:{:02}:{:02}Z", 10 + n % 3, n / 3),
             started_at: String::new(),
             ..ended("c", 0, 0)
         };
-        let all: Vec<Said> = (0..=MAX_KEPT)
+        let all: Vec<ProviderPodReport> = (0..=MAX_KEPT)
             .map(|n| said(&uid(n), &[ended_at(n)]))
             .collect();
         take(&mut table, list("one", &all)).expect("good");
@@ -1372,8 +1389,8 @@ mod tests {
         // PRVD-02
         let good = json!({"instance": "i", "pods": [{"uid": "u", "more": 1, "status": {"podIPs": ["::1"], "containers": [
             {"name": "c", "state": "terminated", "exitCode": -1, "restartCount": 2, "finishedAt": THEN}]}}]});
-        let read = Listed::read(&good).expect("good");
-        let container = SaidContainer {
+        let read = ProviderPodList::read(&good).expect("good");
+        let container = ReportedContainer {
             started_at: String::new(),
             ..ended("c", 2, -1)
         };
@@ -1412,7 +1429,7 @@ mod tests {
                 "pods[1]: containers[0]: message must be a text",
             ),
         ] {
-            let said = Listed::read(&wrong).expect_err(why);
+            let said = ProviderPodList::read(&wrong).expect_err(why);
             assert_eq!(said.to_string(), why);
         }
     }
@@ -1455,7 +1472,7 @@ mod tests {
     #[test]
     fn pods_of_other_nodes_are_not_there() {
         // PROV-04 PRVD-04
-        let mut table = Table::default();
+        let mut table = ProviderPodTable::default();
         let mut other = said("other", &[running("c", 0)]);
         other.node = "elsewhere".into();
         let own = said("u", &[running("c", 0)]);

@@ -66,8 +66,8 @@ impl World {
             host_ips: &self.host_ips,
             runtime_name: "picolet",
             recursive_read_only: false,
-            now: Wall(1_000_900_000_000),
-            moment: &|_| Mono(0),
+            now: WallTime(1_000_900_000_000),
+            moment: &|_| MonoTime(0),
         })
     }
 }
@@ -83,7 +83,7 @@ fn phases_of_regular_containers() {
         w.pod.metadata.annotations.extend([note]);
     };
     let ab = |policy, containers| World::new(policy, &["a", "b"], containers);
-    use Phase::{Failed, Pending, Running, Succeeded};
+    use PodPhase::{Failed, Pending, Running, Succeeded};
     // STAT-04 STAT-05 STAT-06 STAT-08 STAT-09 STAT-10 SYNC-27
     for (name, world, expected) in [
         ("nothing yet", ab(Always, vec![]), Pending),
@@ -209,7 +209,7 @@ fn phases_with_init_containers() {
         oom.reason = "OOMKilled".into();
         oom
     };
-    use Phase::{Failed, Pending, Running, Succeeded};
+    use PodPhase::{Failed, Pending, Running, Succeeded};
     // STAT-01 STAT-02 STAT-03 STAT-04
     for (name, world, expected) in [
         ("init waits", with(Never, i(), vec![]), Pending),
@@ -320,17 +320,17 @@ fn phases_with_init_containers() {
 #[test]
 fn terminal_phases_stick() {
     let failed = |reason: &str| PodStatus {
-        phase: Phase::Failed,
+        phase: PodPhase::Failed,
         reason: reason.into(),
         message: "m".into(),
         ..PodStatus::default()
     };
     let succeeded = || PodStatus {
-        phase: Phase::Succeeded,
+        phase: PodPhase::Succeeded,
         ..PodStatus::default()
     };
     let running = |reason: &str| PodStatus {
-        phase: Phase::Running,
+        phase: PodPhase::Running,
         reason: reason.into(),
         ..PodStatus::default()
     };
@@ -344,7 +344,7 @@ fn terminal_phases_stick() {
     });
     assert_eq!(
         older.status().phase,
-        Phase::Failed,
+        PodPhase::Failed,
         "not swapped here either"
     );
     // STAT-12 SYNC-34 SYNC-01
@@ -354,7 +354,7 @@ fn terminal_phases_stick() {
             running(""),
             Some(failed("R")),
             None,
-            Phase::Failed,
+            PodPhase::Failed,
             "R",
         ),
         (
@@ -362,7 +362,7 @@ fn terminal_phases_stick() {
             failed("Lost"),
             None,
             None,
-            Phase::Failed,
+            PodPhase::Failed,
             "Lost",
         ),
         (
@@ -370,7 +370,7 @@ fn terminal_phases_stick() {
             failed("Lost"),
             Some(running("")),
             None,
-            Phase::Failed,
+            PodPhase::Failed,
             "Lost",
         ),
         (
@@ -378,7 +378,7 @@ fn terminal_phases_stick() {
             succeeded(),
             Some(failed("R")),
             None,
-            Phase::Succeeded,
+            PodPhase::Succeeded,
             "",
         ),
         (
@@ -386,7 +386,7 @@ fn terminal_phases_stick() {
             succeeded(),
             None,
             Some(&evicted),
-            Phase::Succeeded,
+            PodPhase::Succeeded,
             "",
         ),
         (
@@ -394,7 +394,7 @@ fn terminal_phases_stick() {
             running(""),
             Some(running("R")),
             None,
-            Phase::Running,
+            PodPhase::Running,
             "R",
         ),
         (
@@ -402,7 +402,7 @@ fn terminal_phases_stick() {
             running(DEVICE_NOT_READY),
             Some(running(DEVICE_NOT_READY)),
             None,
-            Phase::Running,
+            PodPhase::Running,
             "",
         ),
         (
@@ -413,7 +413,7 @@ fn terminal_phases_stick() {
                 ..PodStatus::default()
             }),
             None,
-            Phase::Running,
+            PodPhase::Running,
             "",
         ),
         (
@@ -421,7 +421,7 @@ fn terminal_phases_stick() {
             running(""),
             None,
             Some(&evicted),
-            Phase::Failed,
+            PodPhase::Failed,
             "Evicted",
         ),
         (
@@ -429,7 +429,7 @@ fn terminal_phases_stick() {
             running("R"),
             None,
             None,
-            Phase::Running,
+            PodPhase::Running,
             "R",
         ),
     ] {
@@ -590,7 +590,7 @@ fn times_classes_generations() {
     let first = world.status();
     assert_eq!(
         first.start_time,
-        Some(Wall::from_secs(1000)),
+        Some(WallTime::from_secs(1000)),
         "whole seconds"
     );
     assert_eq!(first.qos_class, Some(QosClass::BestEffort));
@@ -602,12 +602,16 @@ fn times_classes_generations() {
             .all(|c| c.observed_generation == Some(4) && c.last_transition_time.is_some())
     );
     world.cached = Some(PodStatus {
-        start_time: Some(Wall::from_secs(7)),
+        start_time: Some(WallTime::from_secs(7)),
         observed_generation: Some(9),
         ..PodStatus::default()
     });
     let second = world.status();
-    assert_eq!(second.start_time, Some(Wall::from_secs(7)), "never changes");
+    assert_eq!(
+        second.start_time,
+        Some(WallTime::from_secs(7)),
+        "never changes"
+    );
     assert_eq!(second.observed_generation, Some(9), "never decreases");
 }
 
@@ -655,19 +659,19 @@ fn conditions_of_a_pod() {
 fn rejected() {
     // LOOP-10 STAT-14 ADM-03
     let pod = pod_with(&["a"]);
-    let status = rejected_status(&pod, "OutOfcpu", "no cpu", Wall::from_secs(5));
-    assert_eq!(status.phase, Phase::Failed);
+    let status = rejected_status(&pod, "OutOfcpu", "no cpu", WallTime::from_secs(5));
+    assert_eq!(status.phase, PodPhase::Failed);
     assert_eq!(status.reason, "OutOfcpu");
     assert_eq!(status.message, "Pod was rejected: no cpu");
     assert_eq!(status.qos_class, Some(QosClass::BestEffort));
-    assert_eq!(status.start_time, Some(Wall::from_secs(5)));
+    assert_eq!(status.start_time, Some(WallTime::from_secs(5)));
     assert!(status.container_statuses.is_empty() && status.conditions.is_empty());
     // LOOP-22: whatever the runtime shows later, it stays so.
     let world = World::new(Always, &["a"], vec![run("a")]).with(|w| w.cached = Some(status));
     let later = world.status();
     assert_eq!(
         (later.phase, later.reason.as_str()),
-        (Phase::Failed, "OutOfcpu")
+        (PodPhase::Failed, "OutOfcpu")
     );
 }
 
@@ -691,7 +695,7 @@ fn deadline() {
     assert_eq!(
         (status.phase, status.message.as_str()),
         (
-            Phase::Failed,
+            PodPhase::Failed,
             "Pod was active on the node longer than the specified deadline"
         )
     );

@@ -10,21 +10,21 @@ use crate::{
     testing::{Random, smp},
 };
 
-const NOW: Wall = Wall::from_secs(1_000);
+const NOW: WallTime = WallTime::from_secs(1_000);
 
 fn condition(kind: &str, status: &str, reason: &str, at: i64) -> PodCondition {
     PodCondition {
         kind: kind.into(),
         status: status.into(),
         reason: reason.into(),
-        last_transition_time: Some(Wall::from_secs(at)),
+        last_transition_time: Some(WallTime::from_secs(at)),
         ..PodCondition::default()
     }
 }
 
 fn running() -> PodStatus {
     PodStatus {
-        phase: Phase::Running,
+        phase: PodPhase::Running,
         conditions: vec![
             condition("Initialized", "True", "", 1),
             condition("Ready", "True", "", 2),
@@ -34,7 +34,7 @@ fn running() -> PodStatus {
         pod_ips: vec![IpEntry {
             ip: "10.0.0.2".into(),
         }],
-        start_time: Some(Wall::from_secs(1)),
+        start_time: Some(WallTime::from_secs(1)),
         container_statuses: vec![container(
             "a",
             ContainerState {
@@ -55,10 +55,17 @@ fn container(name: &str, state: ContainerState) -> ContainerStatus {
     }
 }
 
-fn patched(raw: &Value, stored: &PodStatus, could_run: bool) -> Option<(Value, Patch)> {
+fn patched(raw: &Value, stored: &PodStatus, could_run: bool) -> Option<(Value, StatusPatch)> {
     let api: PodStatus = strict::typed(&raw["status"]).expect("a status");
     let uid = PodUid::from("u");
-    let patch = patch(&uid, &ApiStatus::of(&api), None, stored, could_run, NOW)?;
+    let patch = patch(
+        &uid,
+        &ApiStatusDigest::of(&api),
+        None,
+        stored,
+        could_run,
+        NOW,
+    )?;
     let mut after = raw.clone();
     smp::apply(&mut after, &patch.body);
     Some((after, patch))
@@ -80,7 +87,7 @@ fn only_what_differs() {
     for (name, change, fields) in [
         (
             "phase",
-            (|s| s.phase = Phase::Pending) as Change,
+            (|s| s.phase = PodPhase::Pending) as Change,
             vec!["message", "phase", "reason"],
         ),
         (
@@ -154,7 +161,7 @@ fn what_others_wrote_stays() {
 fn the_end() {
     // SM-07 SM-08 DEL-02 STAT-12
     let mut failed = running();
-    failed.phase = Phase::Failed;
+    failed.phase = PodPhase::Failed;
     failed.reason = "Evicted".into();
     failed.conditions.push(condition(
         DISRUPTION_TARGET,
@@ -169,7 +176,7 @@ fn the_end() {
     );
     let (after, _) = patched(&shown, &failed, false).expect("told");
     let status: PodStatus = strict::typed(&after["status"]).expect("a status");
-    assert_eq!(status.phase, Phase::Failed);
+    assert_eq!(status.phase, PodPhase::Failed);
     for (kind, value, reason, at) in [
         ("Ready", "False", "PodFailed", NOW),
         ("ContainersReady", "False", "PodFailed", NOW),
@@ -193,10 +200,10 @@ fn the_end() {
     let c = conditions::find(&status.conditions, DISRUPTION_TARGET).expect("kept");
     assert_eq!(
         (c.reason.as_str(), c.last_transition_time),
-        ("TerminationByKubelet", Some(Wall::from_secs(7)))
+        ("TerminationByKubelet", Some(WallTime::from_secs(7)))
     );
     // A pod that has ended in the API stays as it ended.
-    for stored in [Phase::Running, Phase::Succeeded] {
+    for stored in [PodPhase::Running, PodPhase::Succeeded] {
         let mut ended = failed.clone();
         ended.conditions.truncate(3);
         let mut other = failed.clone();
@@ -214,9 +221,9 @@ fn what_a_server_makes_of_it() {
     let uid = PodUid::from("u");
     let mut wanted = running();
     wanted.observed_generation = Some(3);
-    let before = ApiStatus::of(&PodStatus::default());
+    let before = ApiStatusDigest::of(&PodStatus::default());
     let patch1 = patch(&uid, &before, None, &wanted, true, NOW).expect("all differs");
-    let answer = ApiStatus::of(&running());
+    let answer = ApiStatusDigest::of(&running());
     let quirk = patch1
         .told
         .quirk(None, &answer)
@@ -231,7 +238,7 @@ fn what_a_server_makes_of_it() {
     assert!(
         patch(
             &uid,
-            &ApiStatus::of(&foreign),
+            &ApiStatusDigest::of(&foreign),
             Some(&quirk),
             &wanted,
             true,
@@ -240,8 +247,8 @@ fn what_a_server_makes_of_it() {
         .is_some()
     );
     let mut foreign = running();
-    foreign.phase = Phase::Unknown;
-    let shown = ApiStatus::of(&foreign);
+    foreign.phase = PodPhase::Unknown;
+    let shown = ApiStatusDigest::of(&foreign);
     let patch2 = patch(&uid, &shown, Some(&quirk), &wanted, true, NOW).expect("differs");
     assert!(
         patch2.body["status"].get("startTime").is_none(),
@@ -250,7 +257,7 @@ fn what_a_server_makes_of_it() {
     // A change of a part that the patch did not send is no quirk of the server.
     let mut raced = running();
     raced.container_statuses.clear();
-    let raced = ApiStatus::of(&raced);
+    let raced = ApiStatusDigest::of(&raced);
     let quirk = patch2.told.quirk(Some(&quirk), &raced);
     assert!(patch(&uid, &raced, quirk.as_ref(), &wanted, true, NOW).is_some());
 }
@@ -265,10 +272,10 @@ fn arbitrary(random: &mut Random, foreign: bool) -> PodStatus {
         text(&["", "10.0.0.2", "::1"]),
     );
     let phases = [
-        Phase::Pending,
-        Phase::Running,
-        Phase::Succeeded,
-        Phase::Failed,
+        PodPhase::Pending,
+        PodPhase::Running,
+        PodPhase::Succeeded,
+        PodPhase::Failed,
     ];
     let mut kinds: Vec<&str> = conditions::OWNED.into();
     if foreign {
@@ -312,7 +319,7 @@ fn arbitrary(random: &mut Random, foreign: bool) -> PodStatus {
             vec![IpEntry { ip: ip.clone() }]
         },
         pod_ip: ip,
-        start_time: random.one_in(2).then_some(Wall::from_secs(3)),
+        start_time: random.one_in(2).then_some(WallTime::from_secs(3)),
         init_container_statuses,
         container_statuses,
         observed_generation: random.one_in(2).then_some(1),

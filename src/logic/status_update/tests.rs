@@ -21,7 +21,7 @@ fn runs(name: &str) -> ContainerStatus {
         name: name.into(),
         state: ContainerState {
             running: Some(Running {
-                started_at: Some(Wall(1_500_000_000)),
+                started_at: Some(WallTime(1_500_000_000)),
             }),
             ..ContainerState::default()
         },
@@ -53,7 +53,7 @@ fn condition(kind: &str, status: &str) -> PodCondition {
     }
 }
 
-fn status(phase: Phase, regular: Vec<ContainerStatus>) -> PodStatus {
+fn status(phase: PodPhase, regular: Vec<ContainerStatus>) -> PodStatus {
     PodStatus {
         phase,
         container_statuses: regular,
@@ -68,9 +68,14 @@ fn normal_form() {
     pod.spec.init_containers = vec![container("z"), container("y")];
     let mut long = ended("a", 1);
     long.state.terminated.as_mut().expect("ended").message = "é".repeat(5000);
-    let mut new = status(Phase::Running, vec![runs("b"), long]);
+    let mut new = status(PodPhase::Running, vec![runs("b"), long]);
     new.init_container_statuses = vec![ended("y", 0), ended("z", 0)];
-    finish(&pod, &mut new, &PodStatus::default(), Wall(9_900_000_000));
+    finish(
+        &pod,
+        &mut new,
+        &PodStatus::default(),
+        WallTime(9_900_000_000),
+    );
     let names = |list: &[ContainerStatus]| {
         list.iter()
             .map(|s| s.name.clone())
@@ -87,10 +92,13 @@ fn normal_form() {
         .message;
     assert_eq!(message.len(), 3072, "four containers share 12 KiB");
     let started = new.container_statuses[1].state.running.as_ref();
-    assert_eq!(started.and_then(|r| r.started_at), Some(Wall::from_secs(1)));
-    assert_eq!(new.start_time, Some(Wall::from_secs(9)));
+    assert_eq!(
+        started.and_then(|r| r.started_at),
+        Some(WallTime::from_secs(1))
+    );
+    assert_eq!(new.start_time, Some(WallTime::from_secs(9)));
     let mut again = new.clone();
-    finish(&pod, &mut again, &new, Wall::from_secs(99));
+    finish(&pod, &mut again, &new, WallTime::from_secs(99));
     assert_eq!(again, new, "normalising twice changes nothing");
 }
 
@@ -98,7 +106,7 @@ fn normal_form() {
 fn equality() {
     // SM-01
     let base = || {
-        let mut s = status(Phase::Running, vec![runs("a")]);
+        let mut s = status(PodPhase::Running, vec![runs("a")]);
         s.conditions = vec![condition("Ready", "True"), condition("x/foreign", "True")];
         s
     };
@@ -107,7 +115,7 @@ fn equality() {
         ("nothing", |_| {}, true),
         (
             "condition time",
-            |s| s.conditions[0].last_transition_time = Some(Wall(1)),
+            |s| s.conditions[0].last_transition_time = Some(WallTime(1)),
             true,
         ),
         ("condition order", |s| s.conditions.reverse(), true),
@@ -131,7 +139,7 @@ fn equality() {
             |s| s.container_statuses[0].restart_count = 1,
             false,
         ),
-        ("phase", |s| s.phase = Phase::Failed, false),
+        ("phase", |s| s.phase = PodPhase::Failed, false),
     ];
     for (name, edit, same) in rows {
         let mut other = base();
@@ -154,12 +162,12 @@ fn judging() {
         let mut pod = pod_with(&["a"]);
         pod.spec.restart_policy = policy;
         pod.spec.containers[0].restart_policy = own;
-        let old = status(Phase::Running, vec![ended("a", code)]);
-        let new = status(Phase::Running, vec![runs("a")]);
+        let old = status(PodPhase::Running, vec![ended("a", code)]);
+        let new = status(PodPhase::Running, vec![runs("a")]);
         let expected = if legal {
-            Update::Changed
+            StatusVerdict::Changed
         } else {
-            Update::Illegal {
+            StatusVerdict::Illegal {
                 container: "a".into(),
             }
         };
@@ -168,23 +176,23 @@ fn judging() {
         another.container_statuses[0].container_id = "picolet://another".into();
         assert_eq!(
             judge(&pod, Some(&old), &another, false),
-            Update::Changed,
+            StatusVerdict::Changed,
             "{name}: another instance runs"
         );
         // The id may repeat: the start time tells two instances apart.
-        for (start_s, expected) in [(7, expected), (8, Update::Changed)] {
+        for (start_s, expected) in [(7, expected), (8, StatusVerdict::Changed)] {
             let mut past = old.clone();
             let end = past.container_statuses[0].state.terminated.as_mut();
-            end.expect("ended").finished_at = Some(Wall::from_secs(8));
+            end.expect("ended").finished_at = Some(WallTime::from_secs(8));
             let mut later = new.clone();
             let run = later.container_statuses[0].state.running.as_mut();
-            run.expect("runs").started_at = Some(Wall::from_secs(start_s));
+            run.expect("runs").started_at = Some(WallTime::from_secs(start_s));
             let judged = judge(&pod, Some(&past), &later, false);
             assert_eq!(judged, expected, "{name}: started at {start_s} s");
         }
         assert_eq!(
             judge(&pod, Some(&old), &old, false),
-            Update::Same,
+            StatusVerdict::Same,
             "{name}: unchanged"
         );
     }
@@ -199,12 +207,12 @@ fn judging() {
     let sidecar_back = init(vec![runs("s"), ended("i", 1)]);
     assert_eq!(
         judge(&pod, Some(&old), &sidecar_back, false),
-        Update::Changed
+        StatusVerdict::Changed
     );
     let init_back = init(vec![ended("s", 1), runs("i")]);
     assert!(matches!(
         judge(&pod, Some(&old), &init_back, false),
-        Update::Illegal { .. }
+        StatusVerdict::Illegal { .. }
     ));
     for (policy, legal) in [(OnFailure, true), (Never, false)] {
         pod.spec.restart_policy = policy;
@@ -214,22 +222,30 @@ fn judging() {
         let killed = init(vec![ended("s", 1), killed]);
         let again = init(vec![ended("s", 1), waits("i")]);
         let judged = judge(&pod, Some(&killed), &again, false);
-        assert_eq!(judged == Update::Changed, legal, "{policy:?}: {judged:?}");
+        assert_eq!(
+            judged == StatusVerdict::Changed,
+            legal,
+            "{policy:?}: {judged:?}"
+        );
     }
     // SM-01 DEL-01
-    let same = status(Phase::Running, vec![runs("a")]);
+    let same = status(PodPhase::Running, vec![runs("a")]);
     let mut pod = pod_with(&["a"]);
-    assert_eq!(judge(&pod, None, &same, false), Update::Changed, "first");
-    assert_eq!(judge(&pod, Some(&same), &same, false), Update::Same);
+    assert_eq!(
+        judge(&pod, None, &same, false),
+        StatusVerdict::Changed,
+        "first"
+    );
+    assert_eq!(judge(&pod, Some(&same), &same, false), StatusVerdict::Same);
     assert_eq!(
         judge(&pod, Some(&same), &same, true),
-        Update::Changed,
+        StatusVerdict::Changed,
         "forced"
     );
-    pod.metadata.deletion_timestamp = Some(Wall(1));
+    pod.metadata.deletion_timestamp = Some(WallTime(1));
     assert_eq!(
         judge(&pod, Some(&same), &same, false),
-        Update::Changed,
+        StatusVerdict::Changed,
         "deleted"
     );
 }
@@ -261,7 +277,7 @@ fn end_of_termination() {
             vec![],
             vec![ended("a", 0), runs("b")],
             "0 137",
-            Phase::Failed,
+            PodPhase::Failed,
         ),
         (
             "never initialised: regulars stay, the first init counts",
@@ -269,7 +285,7 @@ fn end_of_termination() {
             vec![waits("i"), waits("j")],
             vec![waits("a"), waits("b")],
             "137 - - -",
-            Phase::Failed,
+            PodPhase::Failed,
         ),
         (
             "the second init had begun",
@@ -277,7 +293,7 @@ fn end_of_termination() {
             vec![ended("i", 0), runs("j"), waits("k")],
             vec![waits("a"), waits("b")],
             "0 137 - - -",
-            Phase::Failed,
+            PodPhase::Failed,
         ),
         (
             "evidence in the last state",
@@ -291,7 +307,7 @@ fn end_of_termination() {
             ],
             vec![waits("a"), waits("b")],
             "0 137 - -",
-            Phase::Failed,
+            PodPhase::Failed,
         ),
         (
             "last init succeeded",
@@ -299,7 +315,7 @@ fn end_of_termination() {
             vec![ended("i", 0)],
             vec![waits("a"), waits("b")],
             "0 137 137",
-            Phase::Failed,
+            PodPhase::Failed,
         ),
         (
             "last init ended with 0 for want of memory",
@@ -312,7 +328,7 @@ fn end_of_termination() {
             }],
             vec![waits("a"), waits("b")],
             "0 - -",
-            Phase::Failed,
+            PodPhase::Failed,
         ),
         (
             "last init is a started sidecar",
@@ -320,7 +336,7 @@ fn end_of_termination() {
             vec![started("i")],
             vec![waits("a"), waits("b")],
             "137 137 137",
-            Phase::Failed,
+            PodPhase::Failed,
         ),
         (
             "a regular container had run",
@@ -328,14 +344,14 @@ fn end_of_termination() {
             vec![waits("i")],
             vec![restarted("a"), waits("b")],
             "137 137 137",
-            Phase::Failed,
+            PodPhase::Failed,
         ),
     ] {
         let mut pod = pod_with(&["a", "b"]);
         pod.spec.init_containers = inits;
-        let mut stored = status(Phase::Running, regular);
+        let mut stored = status(PodPhase::Running, regular);
         stored.init_container_statuses = init_statuses;
-        let last = finished_status(&pod, &stored, Wall::from_secs(3));
+        let last = finished_status(&pod, &stored, WallTime::from_secs(3));
         assert_eq!(line(&last), expected, "{name}");
         assert_eq!(last.phase, phase, "{name}");
         let mut all = last
@@ -346,8 +362,8 @@ fn end_of_termination() {
     }
     let reasons = finished_status(
         &pod_with(&["a"]),
-        &status(Phase::Running, vec![runs("a")]),
-        Wall::from_secs(3),
+        &status(PodPhase::Running, vec![runs("a")]),
+        WallTime::from_secs(3),
     );
     let end = reasons.container_statuses[0].state.terminated.as_ref();
     assert_eq!(end.expect("ended").reason, "ContainerStatusUnknown");
@@ -358,17 +374,21 @@ fn end_of_termination() {
             .iter()
             .all(|c| c.status == "False" && c.reason == "PodFailed")
     );
-    let done = status(Phase::Succeeded, vec![ended("a", 0)]);
-    let last = finished_status(&pod_with(&["a"]), &done, Wall::from_secs(3));
-    assert_eq!(last.phase, Phase::Succeeded, "a terminal phase stays");
+    let done = status(PodPhase::Succeeded, vec![ended("a", 0)]);
+    let last = finished_status(&pod_with(&["a"]), &done, WallTime::from_secs(3));
+    assert_eq!(last.phase, PodPhase::Succeeded, "a terminal phase stays");
     let mut file = pod_with(&["a"]);
     file.metadata
         .annotations
         .insert(CONFIG_SOURCE.into(), "file".into());
-    let last = finished_status(&file, &status(Phase::Running, vec![runs("a")]), Wall(0));
+    let last = finished_status(
+        &file,
+        &status(PodPhase::Running, vec![runs("a")]),
+        WallTime(0),
+    );
     assert_eq!(
         last.phase,
-        Phase::Running,
+        PodPhase::Running,
         "static pods get no forced phase"
     );
 }
@@ -376,7 +396,7 @@ fn end_of_termination() {
 #[test]
 fn what_the_api_gets() {
     let api = || {
-        let mut s = status(Phase::Running, vec![runs("a")]);
+        let mut s = status(PodPhase::Running, vec![runs("a")]);
         s.reason = "api".into();
         s.conditions = vec![condition("x/foreign", "True"), condition("Ready", "True")];
         s
@@ -401,24 +421,24 @@ fn what_the_api_gets() {
         );
         words.join(", ")
     };
-    let now = Wall::from_secs(50);
+    let now = WallTime::from_secs(50);
     // SM-07 SM-08 DEL-02
     for (name, phase, may_run, expected) in [
         (
             "running",
-            Phase::Running,
+            PodPhase::Running,
             true,
             "Running local, x/foreign=True, Ready=True, ContainersReady=True",
         ),
         (
             "failed, containers may still run: withheld",
-            Phase::Failed,
+            PodPhase::Failed,
             true,
             "Running api, x/foreign=True, Ready=True, ContainersReady=True",
         ),
         (
             "failed and stopped",
-            Phase::Failed,
+            PodPhase::Failed,
             false,
             "Failed local, x/foreign=True, Ready=False, ContainersReady=False, DisruptionTarget=True",
         ),
@@ -431,15 +451,15 @@ fn what_the_api_gets() {
             "{name}"
         );
     }
-    let sent = merge_for_api(&api(), &stored(Phase::Failed), false, now);
+    let sent = merge_for_api(&api(), &stored(PodPhase::Failed), false, now);
     let disruption = conditions::find(&sent.conditions, DISRUPTION_TARGET).expect("sent");
     assert_eq!(disruption.last_transition_time, Some(now));
     let mut ended_api = api();
-    ended_api.phase = Phase::Failed;
-    let again = merge_for_api(&ended_api, &stored(Phase::Failed), true, now);
+    ended_api.phase = PodPhase::Failed;
+    let again = merge_for_api(&ended_api, &stored(PodPhase::Failed), true, now);
     assert_eq!(
         again.phase,
-        Phase::Failed,
+        PodPhase::Failed,
         "already there: nothing to withhold"
     );
 }
@@ -458,16 +478,21 @@ fn between_syncs() {
     let mut a = runs("a");
     a.container_id = "picolet://a-0".into();
     a.ready = false;
-    let mut base = status(Phase::Running, vec![a]);
+    let mut base = status(PodPhase::Running, vec![a]);
     base.conditions = vec![condition("PodReadyToStartContainers", "False")];
-    let up = with_condition(&pod, &base, conditions::sandbox_is_up(), Wall::from_secs(4));
+    let up = with_condition(
+        &pod,
+        &base,
+        conditions::sandbox_is_up(),
+        WallTime::from_secs(4),
+    );
     assert_eq!(line(&up), "PodReadyToStartContainers=True");
     assert_eq!(
         up.conditions[0].last_transition_time,
-        Some(Wall::from_secs(4))
+        Some(WallTime::from_secs(4))
     );
     let probe = |status: &PodStatus, id: &str, change| {
-        with_probe_result(&pod, status, id, change, Wall::from_secs(5))
+        with_probe_result(&pod, status, id, change, WallTime::from_secs(5))
     };
     let ready = probe(&up, "picolet://a-0", ProbeChange::Ready(true)).expect("changes");
     assert_eq!(

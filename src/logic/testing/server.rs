@@ -10,8 +10,8 @@ use alloc::{
 use serde_json::{Value, json};
 
 use super::smp;
-use crate::api::{PodUid, Wall};
-use crate::api_poll::{Item, List, Ring, RingKind};
+use crate::api::{PodUid, WallTime};
+use crate::api_poll::{PodListItem, PodListKind, PodWatchEvent, PodWatchEventKind};
 
 /// Namespace and name.
 pub type Key = (String, String);
@@ -23,7 +23,7 @@ pub struct Server {
     pub objects: BTreeMap<Key, Value>,
     version: u64,
     /// Events with the version they led to.
-    pub log: Vec<(u64, Ring)>,
+    pub log: Vec<(u64, PodWatchEvent)>,
     /// An older state, for stale lists and for restores.
     before: (u64, BTreeMap<Key, Value>),
     /// UIDs of all objects that were removed from the store.
@@ -62,9 +62,9 @@ pub fn uid_of(object: &Value) -> &str {
 }
 
 /// Item of an object in a list of metadata.
-pub fn item_of(object: &Value) -> Item {
+pub fn item_of(object: &Value) -> PodListItem {
     let text = |name: &str| object["metadata"][name].as_str().unwrap_or("");
-    Item {
+    PodListItem {
         namespace: text("namespace").into(),
         name: text("name").into(),
         uid: text("uid").into(),
@@ -145,7 +145,7 @@ impl Server {
         }
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
-        self.tell(RingKind::Changed, &object);
+        self.tell(PodWatchEventKind::Changed, &object);
         self.objects.insert(key, object);
     }
 
@@ -157,17 +157,17 @@ impl Server {
         self.version += 1;
         object["metadata"]["resourceVersion"] = self.version.to_string().into();
         self.removed.insert(uid_of(&object).to_owned());
-        self.tell(RingKind::Deleted, &object);
+        self.tell(PodWatchEventKind::Deleted, &object);
     }
 
-    fn tell(&mut self, kind: RingKind, object: &Value) {
+    fn tell(&mut self, kind: PodWatchEventKind, object: &Value) {
         let item = item_of(object);
-        self.log.push((self.version, Ring { kind, item }));
+        self.log.push((self.version, PodWatchEvent { kind, item }));
     }
 
     /// Deletes with grace, as a user does: an ended pod goes at once, another is marked. Once marked, grace only
     /// shrinks.
-    pub fn delete_gracefully(&mut self, key: &Key, now: Wall, grace_s: i64) {
+    pub fn delete_gracefully(&mut self, key: &Key, now: WallTime, grace_s: i64) {
         let Some(mut object) = self.objects.get(key).cloned() else {
             return;
         };
@@ -185,9 +185,9 @@ impl Server {
     }
 
     /// Lists objects.
-    pub fn list(&self, list: List, stale: bool) -> Vec<Value> {
+    pub fn list(&self, list: PodListKind, stale: bool) -> Vec<Value> {
         let objects = if stale { &self.before.1 } else { &self.objects };
-        let wanted = |object: &&Value| list == List::All || !is_terminal(object);
+        let wanted = |object: &&Value| list == PodListKind::All || !is_terminal(object);
         objects.values().filter(wanted).cloned().collect()
     }
 

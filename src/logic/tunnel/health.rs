@@ -5,8 +5,8 @@ use alloc::{format, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    check::{Finding, some_of},
-    metrics::exposition::{Kind, Text},
+    check::{CheckFinding, some_of},
+    metrics::exposition::{MetricType, MetricsText},
 };
 
 /// State of a tunnel, as the agent reports it.
@@ -43,7 +43,7 @@ pub struct TunnelFigures {
 /// Checks a tunnel to these servers: it needs settings in the control plane (TUN-07, TUN-08). `health`: the agent's word;
 /// `None`: no agent runs.
 #[must_use]
-pub fn check(servers: &[(String, u16)], health: Option<&TunnelHealth>) -> Finding {
+pub fn check(servers: &[(String, u16)], health: Option<&TunnelHealth>) -> CheckFinding {
     // Nodes behind different NATs may have the same address: only their names differ.
     const NEEDS: &str =
         "kube-apiserver needs --kubelet-preferred-address-types=Hostname,InternalIP,ExternalIP";
@@ -53,21 +53,21 @@ pub fn check(servers: &[(String, u16)], health: Option<&TunnelHealth>) -> Findin
         some_of(names.iter().map(String::as_str), 3)
     };
     let Some(health) = health else {
-        return Finding::ok(format!("to {}; {NEEDS}", to()));
+        return CheckFinding::ok(format!("to {}; {NEEDS}", to()));
     };
     if health.misrouted > 0 {
-        return Finding::warning(
+        return CheckFinding::warning(
             format!("{} dials for others came through it", health.misrouted),
             "start proxy-server with --proxy-strategies=destHost,defaultRoute (see docs/tunnel.md)",
         );
     }
     match (health.streams, &health.trouble) {
-        (0, why) => Finding::warning(
+        (0, why) => CheckFinding::warning(
             why.clone()
                 .unwrap_or_else(|| format!("no server is reached: {}", to())),
             "see docs/tunnel.md; until then kubectl logs and exec do not reach this node",
         ),
-        (streams, _) => Finding::ok(format!(
+        (streams, _) => CheckFinding::ok(format!(
             "streams to {streams} of {} servers; {NEEDS}",
             health.servers
         )),
@@ -75,7 +75,7 @@ pub fn check(servers: &[(String, u16)], health: Option<&TunnelHealth>) -> Findin
 }
 
 /// Writes the metrics of a tunnel.
-pub fn write_metrics(figures: &TunnelFigures, page: &mut Text) {
+pub fn write_metrics(figures: &TunnelFigures, page: &mut MetricsText) {
     let mut family = |name: &str, kind, help: &str, label: &str, values: &[(&str, u64)]| {
         page.family(name, kind, help, |samples| {
             for (text, value) in values {
@@ -87,14 +87,14 @@ pub fn write_metrics(figures: &TunnelFigures, page: &mut Text) {
     };
     family(
         "picolet_tunnel_streams",
-        Kind::Gauge,
+        MetricType::Gauge,
         "Streams to servers of the tunnel that are open.",
         "",
         &[("", figures.streams)],
     );
     family(
         "picolet_tunnel_dials_total",
-        Kind::Counter,
+        MetricType::Counter,
         "Dials that came through the tunnel.",
         "result",
         &[
@@ -105,7 +105,7 @@ pub fn write_metrics(figures: &TunnelFigures, page: &mut Text) {
     );
     family(
         "picolet_tunnel_bytes_total",
-        Kind::Counter,
+        MetricType::Counter,
         "Bytes of connections that the tunnel carried.",
         "direction",
         &[("in", figures.bytes_in), ("out", figures.bytes_out)],
@@ -117,7 +117,7 @@ mod tests {
     use alloc::borrow::ToOwned as _;
 
     use super::*;
-    use crate::check::Level;
+    use crate::check::FindingLevel;
 
     #[test]
     fn the_preflight_of_a_tunnel() {
@@ -142,29 +142,29 @@ mod tests {
         for (health, level, says, fix) in [
             (
                 Some(misrouted),
-                Level::Warning,
+                FindingLevel::Warning,
                 "7 dials for others came through it".to_owned(),
                 "start proxy-server with --proxy-strategies=destHost,defaultRoute (see docs/tunnel.md)",
             ),
             (
                 Some(down(Some("tunnel to k:8091: refused"))),
-                Level::Warning,
+                FindingLevel::Warning,
                 "tunnel to k:8091: refused".to_owned(),
                 see,
             ),
             (
                 Some(down(None)),
-                Level::Warning,
+                FindingLevel::Warning,
                 "no server is reached: k:8091".to_owned(),
                 see,
             ),
             (
                 Some(up()),
-                Level::Ok,
+                FindingLevel::Ok,
                 format!("streams to 1 of 2 servers; {needs}"),
                 "",
             ),
-            (None, Level::Ok, format!("to k:8091; {needs}"), ""),
+            (None, FindingLevel::Ok, format!("to k:8091; {needs}"), ""),
         ] {
             let found = check(&[("k".to_owned(), 8091)], health.as_ref());
             assert_eq!(
@@ -185,7 +185,7 @@ mod tests {
             bytes_in: 5,
             bytes_out: 6,
         };
-        let mut page = Text::default();
+        let mut page = MetricsText::default();
         write_metrics(&figures, &mut page);
         assert_eq!(
             page.0,

@@ -3,7 +3,7 @@
 use alloc::{borrow::ToOwned as _, string::String, vec::Vec};
 use core::time::Duration;
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 
 /// Number of streams at once, whatever a server says of the number of servers.
 pub const MAX_LINES: usize = 8;
@@ -26,7 +26,7 @@ pub const ANSWER: Duration = Duration::from_secs(20);
 
 /// Reason why a line has no stream, or has lost it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum StreamLossReason {
     /// The link or the server failed.
     Broken,
     /// The server did not answer a ping.
@@ -39,7 +39,7 @@ pub enum Ending {
 
 /// Pauses and pings of one line.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct TunnelLine {
     /// Pause after the next error; `None`: the first.
     pause: Option<Duration>,
     /// Silence after which the server is pinged while bytes cost money, as far as it has proved short enough.
@@ -48,7 +48,7 @@ pub struct Line {
     is_metered: bool,
 }
 
-impl Default for Line {
+impl Default for TunnelLine {
     /// A line before its first try.
     fn default() -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Default for Line {
     }
 }
 
-impl Line {
+impl TunnelLine {
     /// Sets if bytes cost money. The line then pings and tries less often.
     pub const fn set_metered(&mut self, is_metered: bool) {
         self.is_metered = is_metered;
@@ -75,15 +75,23 @@ impl Line {
 
     /// Pause before the next try. `up`: duration of the stream that ended, if there was one. `random` spreads the pause
     /// by a tenth.
-    pub fn pause(&mut self, ending: Ending, up: Option<Duration>, random: u64) -> Duration {
+    pub fn pause(
+        &mut self,
+        ending: StreamLossReason,
+        up: Option<Duration>,
+        random: u64,
+    ) -> Duration {
         if up.is_some_and(|up| up >= GOOD) {
             self.pause = None;
         }
-        if ending == Ending::Silent && self.is_metered {
+        if ending == StreamLossReason::Silent && self.is_metered {
             // A NAT on the way has forgotten the connection before the ping.
             self.longest = (self.longest_silence() / 2).max(SILENCE);
         }
-        let is_refused = matches!(ending, Ending::Refused | Ending::Repeated);
+        let is_refused = matches!(
+            ending,
+            StreamLossReason::Refused | StreamLossReason::Repeated
+        );
         let (first, longest) = match is_refused {
             true => (FIRST_REFUSED, LONGEST_REFUSED),
             false if self.is_metered => (FIRST, LONGEST_REFUSED),
@@ -103,24 +111,29 @@ impl Line {
     /// Decides what to do about silence. `heard`: time of the last bytes. `asked`: time of the ping since then, if
     /// there was one.
     #[must_use]
-    pub fn silence(&self, heard: Mono, asked: Option<Mono>, now: Mono) -> Silence {
+    pub fn silence(
+        &self,
+        heard: MonoTime,
+        asked: Option<MonoTime>,
+        now: MonoTime,
+    ) -> SilenceDecision {
         let (due, then) = match asked {
-            Some(asked) => (asked + ANSWER, Silence::Dead),
-            None => (heard + self.longest_silence(), Silence::Ask),
+            Some(asked) => (asked + ANSWER, SilenceDecision::Dead),
+            None => (heard + self.longest_silence(), SilenceDecision::Ask),
         };
         if now >= due {
             then
         } else {
-            Silence::Until(due)
+            SilenceDecision::Until(due)
         }
     }
 }
 
-/// Decision of [`Line::silence`].
+/// Decision of [`TunnelLine::silence`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Silence {
+pub enum SilenceDecision {
     /// Do nothing before this time.
-    Until(Mono),
+    Until(MonoTime),
     /// Ping the server.
     Ask,
     /// The stream is dead: the server did not answer the ping.
@@ -136,14 +149,14 @@ pub const fn is_refusal(grpc_code: u32) -> bool {
 
 /// Servers to which there are streams.
 #[derive(Debug, Default)]
-pub struct Servers {
+pub struct ConnectedServers {
     /// Line and name of the server.
     up: Vec<(usize, String)>,
     /// Number of servers, as the last one told it.
     count: usize,
 }
 
-impl Servers {
+impl ConnectedServers {
     /// Takes in that a stream of this line has begun. Returns false if there is one to that server already: the new one
     /// ends.
     pub fn arrive(&mut self, line: usize, server: &str, count: usize) -> bool {
@@ -179,7 +192,7 @@ mod tests {
 
     const EVEN: u64 = 100;
 
-    fn pauses(line: &mut Line, ending: Ending, times: usize) -> Vec<u64> {
+    fn pauses(line: &mut TunnelLine, ending: StreamLossReason, times: usize) -> Vec<u64> {
         let pause = |_| line.pause(ending, None, EVEN).as_secs();
         (0..times).map(pause).collect()
     }
@@ -187,34 +200,43 @@ mod tests {
     #[test]
     fn errors_are_tried_again_soon() {
         // TUN-10
-        let mut line = Line::default();
-        let all = pauses(&mut line, Ending::Broken, 9);
+        let mut line = TunnelLine::default();
+        let all = pauses(&mut line, StreamLossReason::Broken, 9);
         assert_eq!(all, [1, 1, 2, 3, 5, 7, 10, 10, 10]);
         let short = Some(Duration::from_secs(9));
-        assert_eq!(line.pause(Ending::Broken, short, EVEN).as_secs(), 10);
+        assert_eq!(
+            line.pause(StreamLossReason::Broken, short, EVEN).as_secs(),
+            10
+        );
         let good = Some(Duration::from_secs(10));
-        assert_eq!(line.pause(Ending::Broken, good, EVEN).as_secs(), 1);
-        let mut line = Line::default();
+        assert_eq!(
+            line.pause(StreamLossReason::Broken, good, EVEN).as_secs(),
+            1
+        );
+        let mut line = TunnelLine::default();
         line.set_metered(true);
-        assert_eq!(pauses(&mut line, Ending::Broken, 30).pop(), Some(300));
+        assert_eq!(
+            pauses(&mut line, StreamLossReason::Broken, 30).pop(),
+            Some(300)
+        );
     }
 
     #[test]
     fn who_is_refused_or_not_needed_asks_seldom() {
         // TUN-09 TUN-10
-        for ending in [Ending::Refused, Ending::Repeated] {
-            let mut line = Line::default();
+        for ending in [StreamLossReason::Refused, StreamLossReason::Repeated] {
+            let mut line = TunnelLine::default();
             let all = pauses(&mut line, ending, 7);
             assert_eq!(all, [10, 20, 40, 80, 160, 300, 300]);
             // Another kind of ending has its own pauses.
-            assert_eq!(pauses(&mut line, Ending::Broken, 1), [10]);
+            assert_eq!(pauses(&mut line, StreamLossReason::Broken, 1), [10]);
         }
     }
 
     #[test]
     fn pauses_are_spread() {
         // TUN-10
-        let pause = |random| Line::default().pause(Ending::Refused, None, random);
+        let pause = |random| TunnelLine::default().pause(StreamLossReason::Refused, None, random);
         let ms = |random| pause(random).as_millis();
         assert_eq!(
             (ms(0), ms(100), ms(200), ms(201)),
@@ -225,51 +247,63 @@ mod tests {
     #[test]
     fn silence_is_asked_about_and_ends() {
         // TUN-11
-        let at = |s: u64| Mono(s * 1000);
-        let mut line = Line::default();
-        assert_eq!(line.silence(at(0), None, at(44)), Silence::Until(at(45)));
-        assert_eq!(line.silence(at(0), None, at(45)), Silence::Ask);
+        let at = |s: u64| MonoTime(s * 1000);
+        let mut line = TunnelLine::default();
+        assert_eq!(
+            line.silence(at(0), None, at(44)),
+            SilenceDecision::Until(at(45))
+        );
+        assert_eq!(line.silence(at(0), None, at(45)), SilenceDecision::Ask);
         let asked = Some(at(45));
-        assert_eq!(line.silence(at(0), asked, at(64)), Silence::Until(at(65)));
-        assert_eq!(line.silence(at(0), asked, at(65)), Silence::Dead);
+        assert_eq!(
+            line.silence(at(0), asked, at(64)),
+            SilenceDecision::Until(at(65))
+        );
+        assert_eq!(line.silence(at(0), asked, at(65)), SilenceDecision::Dead);
         // The silence never gets shorter than servers allow.
-        line.pause(Ending::Silent, None, 0);
-        assert_eq!(line.silence(at(0), None, at(44)), Silence::Until(at(45)));
-        let mut line = Line::default();
+        line.pause(StreamLossReason::Silent, None, 0);
+        assert_eq!(
+            line.silence(at(0), None, at(44)),
+            SilenceDecision::Until(at(45))
+        );
+        let mut line = TunnelLine::default();
         line.set_metered(true);
         for silence in [240, 120, 60, 45, 45] {
             assert_eq!(
                 line.silence(at(0), None, at(1)),
-                Silence::Until(at(silence))
+                SilenceDecision::Until(at(silence))
             );
-            line.pause(Ending::Silent, None, 0);
+            line.pause(StreamLossReason::Silent, None, 0);
         }
-        line.pause(Ending::Broken, None, 0);
-        assert_eq!(line.silence(at(0), None, at(1)), Silence::Until(at(45)));
+        line.pause(StreamLossReason::Broken, None, 0);
+        assert_eq!(
+            line.silence(at(0), None, at(1)),
+            SilenceDecision::Until(at(45))
+        );
     }
 
     #[test]
     fn what_bytes_cost_may_change() {
         // METER-06
-        let mut line = Line::default();
-        let mut silences = |steps: &[(bool, Ending)]| {
-            let silence = |(is_metered, ending): &(bool, Ending)| {
+        let mut line = TunnelLine::default();
+        let mut silences = |steps: &[(bool, StreamLossReason)]| {
+            let silence = |(is_metered, ending): &(bool, StreamLossReason)| {
                 line.set_metered(*is_metered);
-                let until = line.silence(Mono(0), None, Mono(1));
+                let until = line.silence(MonoTime(0), None, MonoTime(1));
                 line.pause(*ending, None, 0);
                 until
             };
             steps.iter().map(silence).collect::<Vec<_>>()
         };
-        let until = |s: u64| Silence::Until(Mono(s * 1000));
+        let until = |s: u64| SilenceDecision::Until(MonoTime(s * 1000));
         assert_eq!(
             silences(&[
                 // Silence on a free link does not shorten the silence of a metered one.
-                (false, Ending::Silent),
-                (true, Ending::Silent),
-                (true, Ending::Broken),
-                (false, Ending::Broken),
-                (true, Ending::Broken),
+                (false, StreamLossReason::Silent),
+                (true, StreamLossReason::Silent),
+                (true, StreamLossReason::Broken),
+                (false, StreamLossReason::Broken),
+                (true, StreamLossReason::Broken),
             ]),
             [45, 240, 120, 45, 120].map(until)
         );
@@ -285,7 +319,7 @@ mod tests {
     #[test]
     fn as_many_servers_as_there_are() {
         // TUN-10
-        let mut servers = Servers::default();
+        let mut servers = ConnectedServers::default();
         assert_eq!((servers.lines(1), servers.lines(3)), (1, 3));
         assert!(servers.arrive(0, "a", 3));
         assert_eq!((servers.lines(1), servers.known()), (3, (1, 3)));

@@ -42,7 +42,7 @@ pub fn identifiers(node: &str, addresses: &[NodeAddress]) -> String {
 
 /// The only target that may be dialled: the server of this node, under the node's own names (TUN-06).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Own {
+pub struct OwnServer {
     /// Name of the node.
     pub node: String,
     /// Addresses and names of its Node.
@@ -51,7 +51,7 @@ pub struct Own {
     pub port: u16,
 }
 
-impl Own {
+impl OwnServer {
     /// Creates the target for a node with these addresses.
     #[must_use]
     pub fn new(node: &str, addresses: &[NodeAddress], port: u16) -> Self {
@@ -113,7 +113,7 @@ mod tests {
     fn what_may_be_dialled() {
         // TUN-06
         let all = addresses(&[("InternalIP", "192.168.1.2"), ("InternalIP", "fd00::2")]);
-        let own = Own::new("n", &all, 10250);
+        let own = OwnServer::new("n", &all, 10250);
         for (target, want) in [
             ("n:10250", true),
             ("N:10250", true),

@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 use core::time::Duration;
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 
 /// Number of connections of one stream.
 pub const MAX_CONNECTIONS: usize = 32;
@@ -22,13 +22,13 @@ const FAIR_BYTES_S: u64 = 32 * 1024;
 pub const MAX_REPLACED: Duration = Duration::from_secs(60 * 60);
 
 /// Number of a connection; unique in the life of a process, over all streams (TUN-04).
-pub type Id = i64;
+pub type ConnectionId = i64;
 
 /// Source of numbers for the connections of all streams.
 #[derive(Debug)]
-pub struct Ids(Id);
+pub struct ConnectionIds(ConnectionId);
 
-impl Ids {
+impl ConnectionIds {
     /// Starts at a random number: an earlier process of the same boot has probably started at another.
     #[must_use]
     pub const fn new(random: u64) -> Self {
@@ -36,7 +36,7 @@ impl Ids {
         Self((random >> 2).cast_signed() + 1)
     }
 
-    fn take(&mut self) -> Id {
+    fn take(&mut self) -> ConnectionId {
         let id = self.0;
         // In practice there is no overflow.
         self.0 = self.0.checked_add(1).unwrap_or(1);
@@ -46,7 +46,7 @@ impl Ids {
 
 /// Packet from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum TunnelPacket {
     /// The server wants a connection.
     Dial {
         /// Number that identifies the dial in its answer.
@@ -66,24 +66,24 @@ pub enum Heard {
     /// Bytes for a connection.
     Data {
         /// Number of the connection.
-        id: Id,
+        id: ConnectionId,
     },
     /// A connection has ended.
     Close {
         /// Number of the connection.
-        id: Id,
+        id: ConnectionId,
     },
 }
 
 /// Order of a stream to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum StreamAction {
     /// Do nothing.
     Nothing,
     /// Open a connection to this node's server, and tell the server of the tunnel.
     Open {
         /// Number of the connection.
-        id: Id,
+        id: ConnectionId,
         /// Number of the dial, for the answer.
         random: i64,
     },
@@ -92,25 +92,25 @@ pub enum Act {
         /// Number of the dial, for the answer.
         random: i64,
         /// Reason, for the answer.
-        why: Refusal,
+        why: DialRefusal,
     },
     /// Deliver the bytes to their connection.
     Deliver,
     /// Drop the connection, with all bytes that it has not sent, and tell the server.
     Drop {
         /// Number of the connection.
-        id: Id,
+        id: ConnectionId,
     },
     /// Tell the server that there is no such connection.
     Unknown {
         /// Number that the server used.
-        id: Id,
+        id: ConnectionId,
     },
 }
 
 /// Reason why a dial is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum DialRefusal {
     /// The stream has [`MAX_CONNECTIONS`] already.
     TooMany,
     /// The dial is for another node (TUN-06).
@@ -123,7 +123,7 @@ pub enum Refusal {
     Spent,
 }
 
-impl Refusal {
+impl DialRefusal {
     /// Text of the answer to the server.
     #[must_use]
     pub const fn text(self) -> &'static str {
@@ -141,28 +141,28 @@ impl Refusal {
 
 /// Connection that the stream carries.
 #[derive(Debug)]
-struct Carried {
-    id: Id,
+struct CarriedConnection {
+    id: ConnectionId,
     random: i64,
     /// Set once the server has used the connection.
     is_used: bool,
-    debt: Debt,
+    debt: WaitDebt,
 }
 
 /// Debt of a connection to the others: the time for which they waited because it was full. Time in which it is not
 /// full, and bytes that it takes, pay the debt off. So a connection that takes a few bytes now and then cannot hold up
 /// the others without end.
 #[derive(Debug, Default)]
-struct Debt {
+struct WaitDebt {
     /// Debt at the time `noted`.
     owed: Duration,
-    noted: Mono,
+    noted: MonoTime,
     /// Set while the connection is full: the debt grows. Otherwise it shrinks.
     is_full: bool,
 }
 
-impl Debt {
-    fn at(&self, now: Mono) -> Duration {
+impl WaitDebt {
+    fn at(&self, now: MonoTime) -> Duration {
         let passed = now - self.noted;
         match self.is_full {
             true => self.owed + passed,
@@ -170,7 +170,7 @@ impl Debt {
         }
     }
 
-    fn note(&mut self, given: usize, is_full: bool, now: Mono) {
+    fn note(&mut self, given: usize, is_full: bool, now: MonoTime) {
         let given = u64::try_from(given).unwrap_or(u64::MAX);
         let good = Duration::from_micros(given.saturating_mul(1_000_000) / FAIR_BYTES_S);
         *self = Self {
@@ -181,7 +181,7 @@ impl Debt {
     }
 
     /// Time at which the debt is too large, if no byte is taken until then.
-    fn due(&self) -> Option<Mono> {
+    fn due(&self) -> Option<MonoTime> {
         let left = MAX_FULL.saturating_sub(self.owed);
         self.is_full.then(|| self.noted + left)
     }
@@ -189,87 +189,92 @@ impl Debt {
 
 /// Connections of one stream. See the docs of the module.
 #[derive(Debug, Default)]
-pub struct Stream {
-    carried: Vec<Carried>,
+pub struct TunnelStream {
+    carried: Vec<CarriedConnection>,
     /// Connection that sent last.
-    turn: Id,
+    turn: ConnectionId,
     is_replaced: bool,
     /// Time at which a dial was first taken after the replacement.
-    dialled: Option<Mono>,
+    dialled: Option<MonoTime>,
     is_leaving: bool,
 }
 
-impl Stream {
+impl TunnelStream {
     /// Takes in a packet.
-    pub fn hear(&mut self, heard: Heard, ids: &mut Ids, now: Mono) -> Act {
+    pub fn hear(
+        &mut self,
+        heard: TunnelPacket,
+        ids: &mut ConnectionIds,
+        now: MonoTime,
+    ) -> StreamAction {
         match heard {
-            Heard::Dial {
+            TunnelPacket::Dial {
                 random,
                 is_own,
                 was_own,
                 is_spent,
             } => match self.refusal(is_own, was_own, is_spent) {
-                Some(why) => Act::Refuse { random, why },
+                Some(why) => StreamAction::Refuse { random, why },
                 None => self.open(random, ids.take(), now),
             },
-            Heard::CancelDial { random } => {
+            TunnelPacket::CancelDial { random } => {
                 // The cancellation crossed the answer: the server does not know the number, and never will.
-                let idle = |c: &&Carried| c.random == random && !c.is_used;
+                let idle = |c: &&CarriedConnection| c.random == random && !c.is_used;
                 match self.carried.iter().find(idle).map(|c| c.id) {
                     Some(id) => self.close(id),
-                    None => Act::Nothing,
+                    None => StreamAction::Nothing,
                 }
             }
-            Heard::Data { id } => match self.find(id) {
+            TunnelPacket::Data { id } => match self.find(id) {
                 Some(carried) => {
                     carried.is_used = true;
-                    Act::Deliver
+                    StreamAction::Deliver
                 }
-                None => Act::Unknown { id },
+                None => StreamAction::Unknown { id },
             },
-            Heard::Close { id } => match self.find(id) {
+            TunnelPacket::Close { id } => match self.find(id) {
                 Some(_) => self.close(id),
-                None => Act::Unknown { id },
+                None => StreamAction::Unknown { id },
             },
         }
     }
 
     /// Reason to refuse a dial, if there is one.
-    fn refusal(&self, is_own: bool, was_own: bool, is_spent: bool) -> Option<Refusal> {
+    fn refusal(&self, is_own: bool, was_own: bool, is_spent: bool) -> Option<DialRefusal> {
         Some(match (is_own, was_own) {
-            (false, false) => Refusal::Misrouted,
-            (false, true) => Refusal::Moved,
-            (true, _) if self.is_leaving => Refusal::Leaving,
-            (true, _) if self.carried.len() >= MAX_CONNECTIONS => Refusal::TooMany,
-            (true, _) if is_spent => Refusal::Spent,
+            (false, false) => DialRefusal::Misrouted,
+            (false, true) => DialRefusal::Moved,
+            (true, _) if self.is_leaving => DialRefusal::Leaving,
+            (true, _) if self.carried.len() >= MAX_CONNECTIONS => DialRefusal::TooMany,
+            (true, _) if is_spent => DialRefusal::Spent,
             (true, _) => return None,
         })
     }
 
-    fn open(&mut self, random: i64, id: Id, now: Mono) -> Act {
+    fn open(&mut self, random: i64, id: ConnectionId, now: MonoTime) -> StreamAction {
         if self.is_replaced {
             self.dialled.get_or_insert(now);
         }
-        self.carried.push(Carried {
+        self.carried.push(CarriedConnection {
             id,
             random,
             is_used: false,
-            debt: Debt::default(),
+            debt: WaitDebt::default(),
         });
-        Act::Open { id, random }
+        StreamAction::Open { id, random }
     }
 
-    fn find(&mut self, id: Id) -> Option<&mut Carried> {
+    fn find(&mut self, id: ConnectionId) -> Option<&mut CarriedConnection> {
         self.carried.iter_mut().find(|c| c.id == id)
     }
 
-    fn close(&mut self, id: Id) -> Act {
+    fn close(&mut self, id: ConnectionId) -> StreamAction {
         self.forget(id);
-        Act::Drop { id }
+        StreamAction::Drop { id }
     }
 
     /// Removes a connection that has ended here. The server was told after its last bytes.
-    pub fn forget(&mut self, id: Id) {
+    pub fn forget(&mut self, id: ConnectionId) {
         self.carried.retain(|c| c.id != id);
         if self.carried.is_empty() {
             self.carried = Vec::new();
@@ -278,15 +283,15 @@ impl Stream {
 
     /// Takes in that a connection took `given` bytes. `is_full`: it had no room for further ones. Then the stream is
     /// not read until it has, or until [`Self::overdue`] returns the connection.
-    pub fn holds_up(&mut self, id: Id, given: usize, is_full: bool, now: Mono) {
+    pub fn holds_up(&mut self, id: ConnectionId, given: usize, is_full: bool, now: MonoTime) {
         if let Some(carried) = self.find(id) {
             carried.debt.note(given, is_full, now);
         }
     }
 
     /// Takes out a connection that has held up the others for too long: the caller drops it and tells the server.
-    pub fn overdue(&mut self, now: Mono) -> Option<Id> {
-        let late = |c: &&Carried| c.debt.due().is_some_and(|due| due <= now);
+    pub fn overdue(&mut self, now: MonoTime) -> Option<ConnectionId> {
+        let late = |c: &&CarriedConnection| c.debt.due().is_some_and(|due| due <= now);
         let id = self.carried.iter().find(late)?.id;
         self.forget(id);
         Some(id)
@@ -294,13 +299,16 @@ impl Stream {
 
     /// Time at which [`Self::overdue`] or [`Self::is_outlived`] must be called, if there is no change.
     #[must_use]
-    pub fn due(&self) -> Option<Mono> {
+    pub fn due(&self) -> Option<MonoTime> {
         let full = self.carried.iter().filter_map(|c| c.debt.due());
         full.chain(self.outlived()).min()
     }
 
     /// The next connection that has bytes to send: each has its turn.
-    pub fn next_to_send(&mut self, has_something: impl Fn(Id) -> bool) -> Option<Id> {
+    pub fn next_to_send(
+        &mut self,
+        has_something: impl Fn(ConnectionId) -> bool,
+    ) -> Option<ConnectionId> {
         // Numbers only grow, so the list is sorted by them.
         let turn = self.turn;
         let (before, after) = {
@@ -324,14 +332,14 @@ impl Stream {
         self.is_leaving = true;
     }
 
-    fn outlived(&self) -> Option<Mono> {
+    fn outlived(&self) -> Option<MonoTime> {
         self.dialled.map(|dialled| dialled + MAX_REPLACED)
     }
 
     /// Returns true if the stream must end even with connections: it is replaced, and it is too long since the server
     /// dialled on it all the same.
     #[must_use]
-    pub fn is_outlived(&self, now: Mono) -> bool {
+    pub fn is_outlived(&self, now: MonoTime) -> bool {
         self.outlived().is_some_and(|due| due <= now)
     }
 
@@ -346,14 +354,14 @@ impl Stream {
 mod tests {
     use super::*;
 
-    const NOW: Mono = Mono(1000);
+    const NOW: MonoTime = MonoTime(1000);
 
-    const fn at(s: u64) -> Mono {
-        Mono(s * 1000)
+    const fn at(s: u64) -> MonoTime {
+        MonoTime(s * 1000)
     }
 
-    fn dial(random: i64) -> Heard {
-        Heard::Dial {
+    fn dial(random: i64) -> TunnelPacket {
+        TunnelPacket::Dial {
             random,
             is_own: true,
             was_own: true,
@@ -361,47 +369,50 @@ mod tests {
         }
     }
 
-    fn open(stream: &mut Stream, ids: &mut Ids, random: i64) -> Id {
+    fn open(stream: &mut TunnelStream, ids: &mut ConnectionIds, random: i64) -> ConnectionId {
         match stream.hear(dial(random), ids, NOW) {
-            Act::Open { id, random: said } => {
+            StreamAction::Open { id, random: said } => {
                 assert_eq!(said, random);
                 id
             }
-            other @ (Act::Nothing
-            | Act::Refuse { .. }
-            | Act::Deliver
-            | Act::Drop { .. }
-            | Act::Unknown { .. }) => panic!("{other:?}"),
+            other @ (StreamAction::Nothing
+            | StreamAction::Refuse { .. }
+            | StreamAction::Deliver
+            | StreamAction::Drop { .. }
+            | StreamAction::Unknown { .. }) => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn numbers_are_never_used_twice() {
         // TUN-03 TUN-04
-        let mut ids = Ids::new(u64::MAX);
-        let (mut first, mut second) = (Stream::default(), Stream::default());
+        let mut ids = ConnectionIds::new(u64::MAX);
+        let (mut first, mut second) = (TunnelStream::default(), TunnelStream::default());
         let a = open(&mut first, &mut ids, 1);
         let b = open(&mut second, &mut ids, 1);
         first.forget(a);
         let c = open(&mut first, &mut ids, 1);
         assert!(a > 0 && b > a && c > b, "{a} {b} {c}");
-        assert!(Ids::new(0).take() > 0, "0 is no number");
-        assert_ne!(Ids::new(7 << 20).take(), Ids::new(9 << 20).take());
+        assert!(ConnectionIds::new(0).take() > 0, "0 is no number");
+        assert_ne!(
+            ConnectionIds::new(7 << 20).take(),
+            ConnectionIds::new(9 << 20).take()
+        );
     }
 
     #[test]
     fn what_each_packet_does() {
         // TUN-03 TUN-05 TUN-06 TUN-13
-        let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
-        let foreign = Heard::Dial {
+        let (mut stream, mut ids) = (TunnelStream::default(), ConnectionIds::new(0));
+        let foreign = TunnelPacket::Dial {
             random: 5,
             is_own: false,
             was_own: false,
             is_spent: false,
         };
-        let refused = |random, why| Act::Refuse { random, why };
+        let refused = |random, why| StreamAction::Refuse { random, why };
         // METER-02
-        let spent = Heard::Dial {
+        let spent = TunnelPacket::Dial {
             random: 6,
             is_own: true,
             was_own: true,
@@ -409,12 +420,12 @@ mod tests {
         };
         assert_eq!(
             stream.hear(spent, &mut ids, NOW),
-            refused(6, Refusal::Spent)
+            refused(6, DialRefusal::Spent)
         );
-        let misrouted = refused(5, Refusal::Misrouted);
+        let misrouted = refused(5, DialRefusal::Misrouted);
         assert_eq!(stream.hear(foreign, &mut ids, NOW), misrouted);
         // Another node may have that address now.
-        let moved = Heard::Dial {
+        let moved = TunnelPacket::Dial {
             random: 7,
             is_own: false,
             was_own: true,
@@ -422,23 +433,26 @@ mod tests {
         };
         assert_eq!(
             stream.hear(moved, &mut ids, NOW),
-            refused(7, Refusal::Moved)
+            refused(7, DialRefusal::Moved)
         );
-        let all: Vec<Id> = (0..32)
+        let all: Vec<ConnectionId> = (0..32)
             .map(|random| open(&mut stream, &mut ids, random))
             .collect();
-        let full = refused(40, Refusal::TooMany);
+        let full = refused(40, DialRefusal::TooMany);
         assert_eq!(stream.hear(dial(40), &mut ids, NOW), full);
         assert_eq!(
-            stream.hear(Heard::Data { id: all[3] }, &mut ids, NOW),
-            Act::Deliver
+            stream.hear(TunnelPacket::Data { id: all[3] }, &mut ids, NOW),
+            StreamAction::Deliver
         );
-        let close = Heard::Close { id: all[3] };
-        assert_eq!(stream.hear(close, &mut ids, NOW), Act::Drop { id: all[3] });
-        let unknown = Act::Unknown { id: all[3] };
+        let close = TunnelPacket::Close { id: all[3] };
+        assert_eq!(
+            stream.hear(close, &mut ids, NOW),
+            StreamAction::Drop { id: all[3] }
+        );
+        let unknown = StreamAction::Unknown { id: all[3] };
         assert_eq!(stream.hear(close, &mut ids, NOW), unknown);
         assert_eq!(
-            stream.hear(Heard::Data { id: all[3] }, &mut ids, NOW),
+            stream.hear(TunnelPacket::Data { id: all[3] }, &mut ids, NOW),
             unknown
         );
         assert_eq!(stream.connections(), 31);
@@ -446,7 +460,7 @@ mod tests {
         open(&mut stream, &mut ids, 41);
         stream.leave();
         stream.forget(all[0]);
-        let leaving = refused(42, Refusal::Leaving);
+        let leaving = refused(42, DialRefusal::Leaving);
         assert_eq!(stream.hear(dial(42), &mut ids, NOW), leaving);
         for id in all {
             stream.forget(id);
@@ -457,25 +471,29 @@ mod tests {
     #[test]
     fn a_dial_is_given_up() {
         // TUN-03
-        let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
+        let (mut stream, mut ids) = (TunnelStream::default(), ConnectionIds::new(0));
         let (unused, used) = (
             open(&mut stream, &mut ids, 1),
             open(&mut stream, &mut ids, 2),
         );
-        stream.hear(Heard::Data { id: used }, &mut ids, NOW);
-        let cancel = |stream: &mut Stream, random| {
-            stream.hear(Heard::CancelDial { random }, &mut Ids::new(0), NOW)
+        stream.hear(TunnelPacket::Data { id: used }, &mut ids, NOW);
+        let cancel = |stream: &mut TunnelStream, random| {
+            stream.hear(
+                TunnelPacket::CancelDial { random },
+                &mut ConnectionIds::new(0),
+                NOW,
+            )
         };
-        assert_eq!(cancel(&mut stream, 2), Act::Nothing);
-        assert_eq!(cancel(&mut stream, 1), Act::Drop { id: unused });
-        assert_eq!(cancel(&mut stream, 1), Act::Nothing);
+        assert_eq!(cancel(&mut stream, 2), StreamAction::Nothing);
+        assert_eq!(cancel(&mut stream, 1), StreamAction::Drop { id: unused });
+        assert_eq!(cancel(&mut stream, 1), StreamAction::Nothing);
         assert_eq!(stream.connections(), 1);
     }
 
     #[test]
     fn who_does_not_read_holds_up_the_others_for_so_long() {
         // TUN-12
-        let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
+        let (mut stream, mut ids) = (TunnelStream::default(), ConnectionIds::new(0));
         let (a, b) = (
             open(&mut stream, &mut ids, 1),
             open(&mut stream, &mut ids, 2),
@@ -498,8 +516,8 @@ mod tests {
     /// Second at which a connection is closed that takes `bytes` bytes every `period_s` seconds, and always has more to
     /// take.
     fn closed_after(bytes: usize, period_s: u64) -> Option<u64> {
-        let mut stream = Stream::default();
-        let id = open(&mut stream, &mut Ids::new(0), 1);
+        let mut stream = TunnelStream::default();
+        let id = open(&mut stream, &mut ConnectionIds::new(0), 1);
         stream.holds_up(id, MAX_INWARD_BYTES, true, at(0));
         (1..3600).find(|now| {
             if now % period_s == 0 {
@@ -526,8 +544,8 @@ mod tests {
     #[test]
     fn what_was_waited_for_is_forgotten_in_time() {
         // TUN-12
-        let mut stream = Stream::default();
-        let id = open(&mut stream, &mut Ids::new(0), 1);
+        let mut stream = TunnelStream::default();
+        let id = open(&mut stream, &mut ConnectionIds::new(0), 1);
         for begun in [0, 30, 60] {
             stream.holds_up(id, 0, true, at(begun));
             assert_eq!(stream.due(), Some(at(begun + 10)));
@@ -536,13 +554,13 @@ mod tests {
         }
         // Four of nine seconds are paid off.
         stream.holds_up(id, 0, true, at(73));
-        assert_eq!(stream.due(), Some(Mono(78_000)));
+        assert_eq!(stream.due(), Some(MonoTime(78_000)));
     }
 
     #[test]
     fn a_stream_that_is_replaced_takes_dials() {
         // TUN-11
-        let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
+        let (mut stream, mut ids) = (TunnelStream::default(), ConnectionIds::new(0));
         let hour = MAX_REPLACED.as_secs();
         open(&mut stream, &mut ids, 1);
         stream.replace();
@@ -552,16 +570,16 @@ mod tests {
         // A server that dials on it all the same is served, and moves to the other in the end.
         for (random, now) in [(2, 5), (3, 1000)] {
             let act = stream.hear(dial(random), &mut ids, at(now));
-            assert!(matches!(act, Act::Open { .. }), "{act:?}");
+            assert!(matches!(act, StreamAction::Open { .. }), "{act:?}");
         }
         assert_eq!(stream.due(), Some(at(5 + hour)));
         assert!(!stream.is_outlived(at(4 + hour)));
         assert!(stream.is_outlived(at(5 + hour)));
         assert_eq!(stream.connections(), 3);
         stream.leave();
-        let leaving = Act::Refuse {
+        let leaving = StreamAction::Refuse {
             random: 4,
-            why: Refusal::Leaving,
+            why: DialRefusal::Leaving,
         };
         assert_eq!(stream.hear(dial(4), &mut ids, at(1001)), leaving);
     }
@@ -569,9 +587,9 @@ mod tests {
     #[test]
     fn all_have_their_turn() {
         // TUN-12
-        let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
-        let all: Vec<Id> = (0..3).map(|n| open(&mut stream, &mut ids, n)).collect();
-        let mut turns: Vec<Id> = (0..4)
+        let (mut stream, mut ids) = (TunnelStream::default(), ConnectionIds::new(0));
+        let all: Vec<ConnectionId> = (0..3).map(|n| open(&mut stream, &mut ids, n)).collect();
+        let mut turns: Vec<ConnectionId> = (0..4)
             .filter_map(|_| stream.next_to_send(|_| true))
             .collect();
         assert_eq!(turns, [all[0], all[1], all[2], all[0]]);

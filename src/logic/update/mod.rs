@@ -14,7 +14,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 
 use crate::{
-    api::{Mono, Wall, strict::from_json},
+    api::{MonoTime, WallTime, strict::from_json},
     fnv::fnv1a,
 };
 
@@ -26,7 +26,7 @@ pub const EXPIRED: i32 = 76;
 pub const MAX_RELEASE_BYTES: u64 = 64 << 20;
 /// Serials that are remembered as bad. A serial older than these is, as a rule, lower than the installed one.
 pub const MAX_BARRED: usize = 8;
-/// Most bytes of the [`Memory`].
+/// Most bytes of the [`UpdateMemory`].
 pub const MAX_MEMORY_BYTES: u64 = 4096;
 /// Delay of the first look after the agent's start: the agent sees its pods first.
 pub const START_DELAY: Duration = Duration::from_secs(15);
@@ -56,7 +56,7 @@ pub fn public_key(line: &str) -> Option<[u8; 32]> {
 
 /// Time in which a node may update itself: on these days, from this time of the day on, UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct WeeklyWindow {
     /// Days of the week; bit 0 is Monday. At least one is set.
     pub days: u8,
     /// Start, in seconds of the day.
@@ -65,10 +65,10 @@ pub struct Window {
     pub length_s: u32,
 }
 
-impl Window {
+impl WeeklyWindow {
     /// Start of the window that `now` is in, in seconds since 1970.
     #[must_use]
-    pub fn opened(&self, now: Wall) -> Option<i64> {
+    pub fn opened(&self, now: WallTime) -> Option<i64> {
         let now = now.secs();
         let today = now.div_euclid(DAY_S);
         let starts = [today, today - 1].into_iter();
@@ -78,7 +78,7 @@ impl Window {
 
     /// Start of the first window that begins after `now`. `None` only of a window without days.
     #[must_use]
-    pub fn next(&self, now: Wall) -> Option<i64> {
+    pub fn next(&self, now: WallTime) -> Option<i64> {
         let now = now.secs();
         let today = now.div_euclid(DAY_S);
         let days = (today..=today + 7).filter(|day| self.has(*day));
@@ -97,16 +97,16 @@ impl Window {
 
 /// Schedule of the looks of a fleet's nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct UpdateSchedule {
     /// Window outside of which no node looks.
-    pub window: Window,
+    pub window: WeeklyWindow,
     /// Seconds from the start of the window over which the nodes are spread by their names; not longer than the window.
     pub spread_s: u32,
     /// Set if the clock counts as right though no time service says so.
     pub trusts_clock: bool,
 }
 
-impl Schedule {
+impl UpdateSchedule {
     /// Seconds from the start of a window after which the node of this name looks.
     #[must_use]
     pub fn moment_s(&self, node: &str) -> i64 {
@@ -116,7 +116,7 @@ impl Schedule {
 
     /// Time of the next look of the node of this name, in seconds since 1970, if no look has to be made up for.
     #[must_use]
-    pub fn next_moment(&self, node: &str, now: Wall) -> Option<i64> {
+    pub fn next_moment(&self, node: &str, now: WallTime) -> Option<i64> {
         let starts = [self.window.opened(now), self.window.next(now)];
         let mut moments = (starts.into_iter().flatten()).map(|start| start + self.moment_s(node));
         moments.find(|moment| *moment > now.secs())
@@ -142,7 +142,7 @@ pub fn is_in_share(node: &str, share: u8) -> bool {
 
 /// Next step of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextLook {
     /// Look now, in the window that began at this second since 1970.
     Look(i64),
     /// Ask again after this time.
@@ -151,17 +151,17 @@ pub enum Next {
 
 /// The looks of an agent: one a window, and more if one has to be made up for.
 #[derive(Debug)]
-pub struct Looks {
-    not_before: Mono,
+pub struct UpdateLooks {
+    not_before: MonoTime,
     /// The window in which a look came to its end.
     done: Option<i64>,
     pause: Duration,
 }
 
-impl Looks {
+impl UpdateLooks {
     /// Makes the looks of an agent that starts at `now`.
     #[must_use]
-    pub fn new(now: Mono) -> Self {
+    pub fn new(now: MonoTime) -> Self {
         Self {
             not_before: now + START_DELAY,
             done: None,
@@ -173,13 +173,13 @@ impl Looks {
     #[must_use]
     pub fn next(
         &self,
-        schedule: &Schedule,
+        schedule: &UpdateSchedule,
         node: &str,
-        (now, wall): (Mono, Wall),
+        (now, wall): (MonoTime, WallTime),
         trusted: bool,
         costs: bool,
-    ) -> Next {
-        let wait = |time: Duration| Next::Wait(time.clamp(Duration::from_secs(1), MAX_WAIT));
+    ) -> NextLook {
+        let wait = |time: Duration| NextLook::Wait(time.clamp(Duration::from_secs(1), MAX_WAIT));
         if now < self.not_before {
             return wait(self.not_before - now);
         }
@@ -194,12 +194,12 @@ impl Looks {
         let left = start + schedule.moment_s(node) - wall.secs();
         match u64::try_from(left) {
             Ok(left) if left > 0 => wait(Duration::from_secs(left)),
-            _ => Next::Look(start),
+            _ => NextLook::Look(start),
         }
     }
 
     /// Takes in the end of a look in the window that began at `start`. `again`: it has to be made up for.
-    pub fn ended(&mut self, start: i64, again: bool, now: Mono) {
+    pub fn ended(&mut self, start: i64, again: bool, now: MonoTime) {
         if again {
             self.not_before = now + self.pause;
             self.pause = (self.pause * 2).min(MAX_RETRY);
@@ -212,9 +212,9 @@ impl Looks {
 
 /// State of the node when an update would begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Now {
+pub struct UpdateCircumstances {
     /// The time of the day.
-    pub wall: Wall,
+    pub wall: WallTime,
     /// Set if a time service keeps the clock right.
     pub trusted: bool,
     /// Set if the bytes of an update cost money.
@@ -229,11 +229,11 @@ pub struct Now {
 
 /// Reason why an update may not begin now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotNow {
+pub enum PostponeReason {
     /// No time service keeps the clock right.
     #[error("nobody keeps the clock of this machine right")]
     Clock,
-    /// See [`Window`].
+    /// See [`WeeklyWindow`].
     #[error("the window is closed")]
     Window,
     /// The link is metered.
@@ -251,14 +251,23 @@ pub enum NotNow {
 }
 
 /// Checks that an update may begin, or go on to the moment at which the agent is restarted.
-pub fn may_begin(schedule: &Schedule, now: &Now) -> Result<(), NotNow> {
+pub fn may_begin(
+    schedule: &UpdateSchedule,
+    now: &UpdateCircumstances,
+) -> Result<(), PostponeReason> {
     let refused = [
-        (!(now.trusted || schedule.trusts_clock), NotNow::Clock),
-        (schedule.window.opened(now.wall).is_none(), NotNow::Window),
-        (now.costs, NotNow::Link),
-        (now.waits, NotNow::Budget),
-        (now.disk_pressure, NotNow::DiskPressure),
-        (now.moving > 0, NotNow::Pods(now.moving)),
+        (
+            !(now.trusted || schedule.trusts_clock),
+            PostponeReason::Clock,
+        ),
+        (
+            schedule.window.opened(now.wall).is_none(),
+            PostponeReason::Window,
+        ),
+        (now.costs, PostponeReason::Link),
+        (now.waits, PostponeReason::Budget),
+        (now.disk_pressure, PostponeReason::DiskPressure),
+        (now.moving > 0, PostponeReason::Pods(now.moving)),
     ];
     let mut refused = refused.into_iter().filter(|(is_so, _)| *is_so);
     refused.next().map_or(Ok(()), |(_, why)| Err(why))
@@ -266,28 +275,28 @@ pub fn may_begin(schedule: &Schedule, now: &Now) -> Result<(), NotNow> {
 
 /// Start and end of a pod, as far as an update waits for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OnItsWay {
+pub struct PodTransition {
     /// Time at which the agent took the pod on.
-    pub started: Option<Wall>,
+    pub started: Option<WallTime>,
     /// Set if a container of the pod is being made, and waits for no back-off.
     pub is_starting: bool,
     /// Time by which the pod is to have ended.
-    pub ends: Option<Wall>,
+    pub ends: Option<WallTime>,
 }
 
-impl OnItsWay {
+impl PodTransition {
     /// Returns true if an update waits for the pod. Neither a pod that hangs nor a time that a wrong clock wrote holds
     /// up an update.
     #[must_use]
-    pub fn is_moving(&self, now: Wall) -> bool {
-        let is_recent = |time: Wall| now.secs().abs_diff(time.secs()) < SETTLE_S.unsigned_abs();
+    pub fn is_moving(&self, now: WallTime) -> bool {
+        let is_recent = |time: WallTime| now.secs().abs_diff(time.secs()) < SETTLE_S.unsigned_abs();
         self.ends.is_some_and(is_recent) || self.is_starting && self.started.is_some_and(is_recent)
     }
 }
 
 /// Content of a channel file: one release for one architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-pub struct Offer {
+pub struct UpdateOffer {
     /// `picolet`.
     pub name: String,
     /// Version of the program.
@@ -310,7 +319,7 @@ pub struct Offer {
     /// Time from which on no node may follow the offer; `None`: it counts for ever. So an attacker between a node and
     /// its channel cannot show the node today's release for years.
     #[serde(default)]
-    pub expires: Option<Wall>,
+    pub expires: Option<WallTime>,
 }
 
 const fn everyone() -> u8 {
@@ -319,7 +328,7 @@ const fn everyone() -> u8 {
 
 /// Fault of a channel file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WrongOffer {
+pub enum OfferError {
     /// Not JSON, or fields are missing.
     #[error("it is no channel file: {0}")]
     Form(String),
@@ -328,10 +337,10 @@ pub enum WrongOffer {
     Field(&'static str),
 }
 
-impl Offer {
+impl UpdateOffer {
     /// Reads a channel file. Fields that this version does not know are passed over.
-    pub fn parse(bytes: &[u8]) -> Result<Self, WrongOffer> {
-        let offer: Self = from_json(bytes).map_err(|e| WrongOffer::Form(e.to_string()))?;
+    pub fn parse(bytes: &[u8]) -> Result<Self, OfferError> {
+        let offer: Self = from_json(bytes).map_err(|e| OfferError::Form(e.to_string()))?;
         let is_word = |text: &str, more: &[u8]| {
             let plain = |b: u8| b.is_ascii_alphanumeric() || more.contains(&b);
             (1..=MAX_WORD_BYTES).contains(&text.len()) && text.bytes().all(plain)
@@ -348,7 +357,7 @@ impl Offer {
             ("share", offer.share <= 100),
         ] {
             if !is_right {
-                return Err(WrongOffer::Field(field));
+                return Err(OfferError::Field(field));
             }
         }
         Ok(offer)
@@ -357,7 +366,7 @@ impl Offer {
     /// Returns the offer's time of expiry if it has passed. `trusted`: `now` counts as right. With any other clock no
     /// offer counts as expired: a board whose clock says 2099 would be locked out, and one in 1970 cannot tell.
     #[must_use]
-    pub fn expired(&self, now: Wall, trusted: bool) -> Option<Wall> {
+    pub fn expired(&self, now: WallTime, trusted: bool) -> Option<WallTime> {
         self.expires.filter(|at| trusted && now >= *at)
     }
 
@@ -370,13 +379,13 @@ impl Offer {
 
 /// Memory of a node about its updates. Kept on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct UpdateMemory {
     /// Serial of the last update that stayed; 0: none did.
     pub committed: u64,
     /// SHA-256 of the program of that update, in hexadecimal; empty: not known.
     pub sum: String,
     /// The update that was begun, if there is one.
-    pub trying: Option<Trying>,
+    pub trying: Option<UpdateAttempt>,
     /// Serials that were put back, the newest last; at most [`MAX_BARRED`].
     pub barred: Vec<u64>,
     /// SHA-256 of the last tarball whose program was of another version than its channel said; empty: of none.
@@ -385,19 +394,19 @@ pub struct Memory {
 
 /// An update that was begun.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Trying {
+pub struct UpdateAttempt {
     /// Serial.
     pub serial: u64,
     /// SHA-256 of the program, in hexadecimal.
     pub sum: String,
 }
 
-impl Memory {
+impl UpdateMemory {
     /// Notes the end of the update that was begun, now that no program is on trial. Returns true if one had been begun.
     ///
     /// - `installed`: SHA-256 of the program in place; `was_put_back`: the update that was begun has been put back.
     pub fn settle(&mut self, installed: &str, was_put_back: bool) -> bool {
-        let Some(Trying { serial, sum }) = self.trying.take() else {
+        let Some(UpdateAttempt { serial, sum }) = self.trying.take() else {
             return false;
         };
         if sum == installed {
@@ -418,13 +427,13 @@ impl Memory {
     }
 }
 
-impl fmt::Display for Memory {
+impl fmt::Display for UpdateMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "committed {}", self.committed)?;
         if !self.sum.is_empty() {
             writeln!(f, "sum {}", self.sum)?;
         }
-        if let Some(Trying { serial, sum }) = &self.trying {
+        if let Some(UpdateAttempt { serial, sum }) = &self.trying {
             writeln!(f, "trying {serial} {sum}")?;
         }
         for serial in &self.barred {
@@ -440,16 +449,16 @@ impl fmt::Display for Memory {
 /// Line of the memory that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a line of the memory of updates")]
-pub struct WrongLine(String);
+pub struct MemoryLineError(String);
 
-impl FromStr for Memory {
-    type Err = WrongLine;
+impl FromStr for UpdateMemory {
+    type Err = MemoryLineError;
 
     /// Passes over lines with a word that this version does not know.
-    fn from_str(text: &str) -> Result<Self, WrongLine> {
+    fn from_str(text: &str) -> Result<Self, MemoryLineError> {
         let mut memory = Self::default();
         for line in text.lines() {
-            let wrong = || WrongLine(line.to_owned());
+            let wrong = || MemoryLineError(line.to_owned());
             let number = |text: &str| text.parse::<u64>().map_err(|_| wrong());
             let (word, value) = line.split_once(' ').ok_or_else(wrong)?;
             match word {
@@ -461,7 +470,7 @@ impl FromStr for Memory {
                     let (serial, sum) = value.split_once(' ').ok_or_else(wrong)?;
                     let serial = number(serial)?;
                     let sum = sum.to_owned();
-                    memory.trying = Some(Trying { serial, sum });
+                    memory.trying = Some(UpdateAttempt { serial, sum });
                 }
                 _ => {}
             }
@@ -472,20 +481,20 @@ impl FromStr for Memory {
 
 /// Node that decides about an offer.
 #[derive(Clone, Copy, Debug)]
-pub struct Node<'a> {
+pub struct UpdatingNode<'a> {
     /// Name.
     pub name: &'a str,
     /// Architecture of its program.
     pub arch: &'a str,
     /// Memory of earlier updates.
-    pub memory: &'a Memory,
+    pub memory: &'a UpdateMemory,
     /// SHA-256 of the program in place, in hexadecimal.
     pub installed: &'a str,
 }
 
 /// Verdict on an offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum OfferVerdict {
     /// Take the offer.
     Take,
     /// The offer is installed.
@@ -493,12 +502,12 @@ pub enum Verdict {
     /// The node is not in the share: other nodes come first.
     NotInShare,
     /// Never take the offer, however often it is looked at.
-    Refuse(Refusal),
+    Refuse(OfferRefusal),
 }
 
 /// Reason why an offer is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum OfferRefusal {
     /// The offer is for another processor.
     #[error("serial {serial} is for {arch}, this node is {own}")]
     Arch {
@@ -528,34 +537,39 @@ pub enum Refusal {
 /// Judges an offer that is signed. `asked`: an operator asks for it now and does not wait for the node's share.
 /// `force`: the operator also takes it whatever happened before.
 #[must_use]
-pub fn judge(offer: &Offer, node: Node<'_>, asked: bool, force: bool) -> Verdict {
+pub fn judge(
+    offer: &UpdateOffer,
+    node: UpdatingNode<'_>,
+    asked: bool,
+    force: bool,
+) -> OfferVerdict {
     let (serial, memory) = (offer.serial, node.memory);
     if offer.arch != node.arch {
-        return Verdict::Refuse(Refusal::Arch {
+        return OfferVerdict::Refuse(OfferRefusal::Arch {
             serial,
             arch: offer.arch.clone(),
             own: node.arch.to_owned(),
         });
     }
     if !force && serial == memory.committed && node.installed == memory.sum {
-        return Verdict::Have;
+        return OfferVerdict::Have;
     }
     if !force && memory.barred.contains(&serial) {
-        return Verdict::Refuse(Refusal::Barred(serial));
+        return OfferVerdict::Refuse(OfferRefusal::Barred(serial));
     }
     if !force && offer.sha256 == memory.wrong {
-        return Verdict::Refuse(Refusal::Wrong(serial));
+        return OfferVerdict::Refuse(OfferRefusal::Wrong(serial));
     }
     if !force && serial < memory.committed {
-        return Verdict::Refuse(Refusal::Lower {
+        return OfferVerdict::Refuse(OfferRefusal::Lower {
             serial,
             committed: memory.committed,
         });
     }
     if asked || force || is_in_share(node.name, offer.share) {
-        Verdict::Take
+        OfferVerdict::Take
     } else {
-        Verdict::NotInShare
+        OfferVerdict::NotInShare
     }
 }
 

@@ -7,20 +7,20 @@ const THURSDAY: i64 = 1_767_225_600;
 const HOUR: i64 = 3600;
 const EVERY_DAY: u8 = 0x7f;
 
-fn at(seconds: i64) -> Wall {
-    Wall::from_secs(THURSDAY + seconds)
+fn at(seconds: i64) -> WallTime {
+    WallTime::from_secs(THURSDAY + seconds)
 }
 
-fn window(days: u8, start_h: u32, length_h: u32) -> Window {
-    Window {
+fn window(days: u8, start_h: u32, length_h: u32) -> WeeklyWindow {
+    WeeklyWindow {
         days,
         start_s: start_h * 3600,
         length_s: length_h * 3600,
     }
 }
 
-fn schedule(window: Window, spread_s: u32) -> Schedule {
-    Schedule {
+fn schedule(window: WeeklyWindow, spread_s: u32) -> UpdateSchedule {
+    UpdateSchedule {
         window,
         spread_s,
         trusts_clock: false,
@@ -93,7 +93,7 @@ fn windows() {
         assert_eq!(found, Some(next), "{name}");
     }
     // A clock may be before 1970.
-    let first = window(EVERY_DAY, 0, 24).opened(Wall::from_secs(-1));
+    let first = window(EVERY_DAY, 0, 24).opened(WallTime::from_secs(-1));
     assert_eq!(first, Some(-DAY_S));
     assert_eq!(window(0, 0, 24).next(at(0)), None);
     // Each bit opens one day of seven.
@@ -116,57 +116,64 @@ fn looks() {
     assert!((1..7200).contains(&moment), "{moment}");
     let start = 2 * HOUR;
     let due = start + moment;
-    let begun = Mono::default();
+    let begun = MonoTime::default();
     let now = begun + START_DELAY;
-    let mut looks = Looks::new(begun);
-    let ask = |looks: &Looks, mono, wall| looks.next(&night, "a", (mono, at(wall)), true, false);
+    let mut looks = UpdateLooks::new(begun);
+    let ask =
+        |looks: &UpdateLooks, mono, wall| looks.next(&night, "a", (mono, at(wall)), true, false);
     assert_eq!(
         ask(&looks, begun, due),
-        Next::Wait(START_DELAY),
+        NextLook::Wait(START_DELAY),
         "it has just started"
     );
-    assert_eq!(ask(&looks, now, due - 1), Next::Wait(secs(1)));
-    assert_eq!(ask(&looks, now, due), Next::Look(THURSDAY + start));
-    assert_eq!(ask(&looks, now, 6 * HOUR - 1), Next::Look(THURSDAY + start));
-    assert_eq!(ask(&looks, now, 6 * HOUR), Next::Wait(MAX_WAIT));
+    assert_eq!(ask(&looks, now, due - 1), NextLook::Wait(secs(1)));
+    assert_eq!(ask(&looks, now, due), NextLook::Look(THURSDAY + start));
+    assert_eq!(
+        ask(&looks, now, 6 * HOUR - 1),
+        NextLook::Look(THURSDAY + start)
+    );
+    assert_eq!(ask(&looks, now, 6 * HOUR), NextLook::Wait(MAX_WAIT));
     let wait = u64::try_from(moment).expect("positive") % 3600;
     let before = due - i64::try_from(wait.max(1)).expect("small");
-    assert_eq!(ask(&looks, now, before), Next::Wait(secs(wait.max(1))));
+    assert_eq!(ask(&looks, now, before), NextLook::Wait(secs(wait.max(1))));
     // Without a trusted clock, or while bytes cost money, there is no look.
-    let of = |schedule: &Schedule, trusted, costs| {
+    let of = |schedule: &UpdateSchedule, trusted, costs| {
         looks.next(schedule, "a", (now, at(due)), trusted, costs)
     };
-    assert_eq!(of(&night, false, false), Next::Wait(MAX_RETRY));
-    assert_eq!(of(&night, true, true), Next::Wait(MAX_RETRY));
-    let own = Schedule {
+    assert_eq!(of(&night, false, false), NextLook::Wait(MAX_RETRY));
+    assert_eq!(of(&night, true, true), NextLook::Wait(MAX_RETRY));
+    let own = UpdateSchedule {
         trusts_clock: true,
         ..night
     };
-    assert_eq!(of(&own, false, false), Next::Look(THURSDAY + start));
-    assert_eq!(of(&own, true, true), Next::Wait(MAX_RETRY));
+    assert_eq!(of(&own, false, false), NextLook::Look(THURSDAY + start));
+    assert_eq!(of(&own, true, true), NextLook::Wait(MAX_RETRY));
     // One look a window; a failed one is repeated at growing pauses.
     let mut mono = now;
     for pause in [60, 120, 240, 480, 960, 1800, 1800] {
         looks.ended(THURSDAY + start, true, mono);
-        assert_eq!(ask(&looks, mono, due), Next::Wait(secs(pause)));
+        assert_eq!(ask(&looks, mono, due), NextLook::Wait(secs(pause)));
         mono = mono + secs(pause);
-        assert_eq!(ask(&looks, mono, due), Next::Look(THURSDAY + start));
+        assert_eq!(ask(&looks, mono, due), NextLook::Look(THURSDAY + start));
     }
     looks.ended(THURSDAY + start, false, mono);
-    assert_eq!(ask(&looks, mono, due), Next::Wait(MAX_WAIT));
+    assert_eq!(ask(&looks, mono, due), NextLook::Wait(MAX_WAIT));
     let day = 24 * HOUR;
-    assert_eq!(ask(&looks, mono, day + due - 1), Next::Wait(secs(1)));
-    let next = Next::Look(THURSDAY + day + start);
+    assert_eq!(ask(&looks, mono, day + due - 1), NextLook::Wait(secs(1)));
+    let next = NextLook::Look(THURSDAY + day + start);
     assert_eq!(ask(&looks, mono, day + due), next);
     looks.ended(THURSDAY + day + start, true, mono);
     assert_eq!(
         ask(&looks, mono, day + due),
-        Next::Wait(RETRY),
+        NextLook::Wait(RETRY),
         "short again"
     );
     looks.ended(THURSDAY + day + start, false, mono);
     // After the clock was set back there is one more look.
-    assert_eq!(ask(&looks, mono + RETRY, due), Next::Look(THURSDAY + start));
+    assert_eq!(
+        ask(&looks, mono + RETRY, due),
+        NextLook::Look(THURSDAY + start)
+    );
     for (now, next) in [
         (0, due),
         (due - 1, due),
@@ -179,7 +186,7 @@ fn looks() {
     let never = schedule(window(0, 0, 24), 0);
     assert_eq!(never.next_moment("a", at(0)), None);
     let found = looks.next(&never, "a", (mono + RETRY, at(due)), true, false);
-    assert_eq!(found, Next::Wait(MAX_WAIT));
+    assert_eq!(found, NextLook::Wait(MAX_WAIT));
 }
 
 #[test]
@@ -215,64 +222,67 @@ fn nodes_are_spread_by_their_names() {
 fn what_holds_an_update_up() {
     // UPD-07 PKG-26 SVC-15 METER-02
     let night = schedule(window(EVERY_DAY, 2, 4), 0);
-    let well = Now {
+    let well = UpdateCircumstances {
         wall: at(3 * HOUR),
         trusted: true,
-        ..Now::default()
+        ..UpdateCircumstances::default()
     };
     assert_eq!(may_begin(&night, &well), Ok(()));
     for (now, why) in [
         (
-            Now {
+            UpdateCircumstances {
                 trusted: false,
                 ..well
             },
-            NotNow::Clock,
+            PostponeReason::Clock,
         ),
         (
-            Now {
+            UpdateCircumstances {
                 wall: at(2 * HOUR - 1),
                 ..well
             },
-            NotNow::Window,
+            PostponeReason::Window,
         ),
         (
-            Now {
+            UpdateCircumstances {
                 wall: at(6 * HOUR),
                 ..well
             },
-            NotNow::Window,
+            PostponeReason::Window,
         ),
         (
-            Now {
+            UpdateCircumstances {
                 costs: true,
                 ..well
             },
-            NotNow::Link,
+            PostponeReason::Link,
         ),
         (
-            Now {
+            UpdateCircumstances {
                 waits: true,
                 ..well
             },
-            NotNow::Budget,
+            PostponeReason::Budget,
         ),
         (
-            Now {
+            UpdateCircumstances {
                 disk_pressure: true,
                 ..well
             },
-            NotNow::DiskPressure,
+            PostponeReason::DiskPressure,
         ),
-        (Now { moving: 2, ..well }, NotNow::Pods(2)),
+        (
+            UpdateCircumstances { moving: 2, ..well },
+            PostponeReason::Pods(2),
+        ),
     ] {
         assert_eq!(may_begin(&night, &now), Err(why), "{now:?}");
     }
-    let own = Schedule {
+    let own = UpdateSchedule {
         trusts_clock: true,
         ..night
     };
-    let untrusted = Now {
+    let untrusted = UpdateCircumstances {
         trusted: false,
         ..well
     };
@@ -287,15 +297,15 @@ fn pods_on_their_way() {
     for (name, pod, moving) in [
         (
             "rests",
-            OnItsWay {
+            PodTransition {
                 started: ago(1),
-                ..OnItsWay::default()
+                ..PodTransition::default()
             },
             false,
         ),
         (
             "starts",
-            OnItsWay {
+            PodTransition {
                 started: ago(SETTLE_S - 1),
                 is_starting: true,
                 ends: None,
@@ -304,7 +314,7 @@ fn pods_on_their_way() {
         ),
         (
             "hangs",
-            OnItsWay {
+            PodTransition {
                 started: ago(SETTLE_S),
                 is_starting: true,
                 ends: None,
@@ -313,7 +323,7 @@ fn pods_on_their_way() {
         ),
         (
             "waits for a device",
-            OnItsWay {
+            PodTransition {
                 started: None,
                 is_starting: true,
                 ends: None,
@@ -322,7 +332,7 @@ fn pods_on_their_way() {
         ),
         (
             "ends",
-            OnItsWay {
+            PodTransition {
                 started: ago(9999),
                 is_starting: false,
                 ends: ago(-30),
@@ -331,7 +341,7 @@ fn pods_on_their_way() {
         ),
         (
             "is late",
-            OnItsWay {
+            PodTransition {
                 started: ago(9999),
                 is_starting: false,
                 ends: ago(SETTLE_S - 1),
@@ -340,7 +350,7 @@ fn pods_on_their_way() {
         ),
         (
             "does not end",
-            OnItsWay {
+            PodTransition {
                 started: ago(9999),
                 is_starting: false,
                 ends: ago(SETTLE_S),
@@ -349,7 +359,7 @@ fn pods_on_their_way() {
         ),
         (
             "began when the clock was wrong",
-            OnItsWay {
+            PodTransition {
                 started: ago(-SETTLE_S),
                 is_starting: true,
                 ends: None,
@@ -358,7 +368,7 @@ fn pods_on_their_way() {
         ),
         (
             "ends by a clock that was wrong",
-            OnItsWay {
+            PodTransition {
                 started: ago(9999),
                 is_starting: false,
                 ends: ago(-SETTLE_S),
@@ -373,8 +383,8 @@ fn pods_on_their_way() {
 const OFFER: &str = r#"{"name": "picolet", "version": "0.2.0", "arch": "armv7", "size": 5, "serial": 7,
     "sha256": "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", "later": []}"#;
 
-fn offer() -> Offer {
-    Offer::parse(OFFER.as_bytes()).expect("an offer")
+fn offer() -> UpdateOffer {
+    UpdateOffer::parse(OFFER.as_bytes()).expect("an offer")
 }
 
 #[test]
@@ -385,7 +395,7 @@ fn channel_files() {
     assert_eq!(found.base(), "picolet-0.2.0-armv7");
     assert_eq!(found.url, None);
     let whole = OFFER.replace("\"later\": []", r#""url": "a/b", "share": 0"#);
-    let found = Offer::parse(whole.as_bytes()).expect("an offer");
+    let found = UpdateOffer::parse(whole.as_bytes()).expect("an offer");
     assert_eq!((found.url.as_deref(), found.share), (Some("a/b"), 0));
     for (from, to, says) in [
         (r#""picolet""#, r#""kubelet""#, "its name cannot be right"),
@@ -420,7 +430,7 @@ fn channel_files() {
         ),
         ("{", "", "it is no channel file"),
     ] {
-        match Offer::parse(OFFER.replace(from, to).as_bytes()) {
+        match UpdateOffer::parse(OFFER.replace(from, to).as_bytes()) {
             Ok(_) => assert!(says.is_empty(), "{to}"),
             Err(e) => assert!(e.to_string().starts_with(says), "{to}: {e}"),
         }
@@ -430,10 +440,10 @@ fn channel_files() {
 #[test]
 fn channel_files_expire_by_a_clock_that_is_right() {
     // UPD-01
-    let time = |text: &str| Wall::parse(text).expect("a time");
+    let time = |text: &str| WallTime::parse(text).expect("a time");
     let expires = "2026-06-01T02:00:00+02:00";
     let text = OFFER.replace("\"later\": []", &format!("\"expires\": {expires:?}"));
-    let ends = Offer::parse(text.as_bytes()).expect("an offer");
+    let ends = UpdateOffer::parse(text.as_bytes()).expect("an offer");
     assert_eq!(offer().expires, None, "of a release before");
     for (now, trusted, expired) in [
         ("2026-05-31T23:59:59Z", true, false),
@@ -452,23 +462,23 @@ fn channel_files_expire_by_a_clock_that_is_right() {
 #[test]
 fn verdicts() {
     // UPD-01 UPD-06 PKG-26
-    let mut memory = Memory {
+    let mut memory = UpdateMemory {
         committed: 7,
         sum: "ab".into(),
         barred: [9].into(),
-        ..Memory::default()
+        ..UpdateMemory::default()
     };
     let name = "board-1";
     let last_out = (0..100).rev().find(|share| !is_in_share(name, *share));
     let last_out = last_out.expect("it is not in every share");
-    let judged = |memory: &Memory, serial, arch: &str, share, asked, force| {
-        let offer = Offer {
+    let judged = |memory: &UpdateMemory, serial, arch: &str, share, asked, force| {
+        let offer = UpdateOffer {
             serial,
             share,
             ..offer()
         };
         let installed = "ab";
-        let node = Node {
+        let node = UpdatingNode {
             name,
             arch,
             memory,
@@ -476,32 +486,32 @@ fn verdicts() {
         };
         judge(&offer, node, asked, force)
     };
-    let lower = Verdict::Refuse(Refusal::Lower {
+    let lower = OfferVerdict::Refuse(OfferRefusal::Lower {
         serial: 6,
         committed: 7,
     });
-    let barred = Verdict::Refuse(Refusal::Barred(9));
-    let arch = Verdict::Refuse(Refusal::Arch {
+    let barred = OfferVerdict::Refuse(OfferRefusal::Barred(9));
+    let arch = OfferVerdict::Refuse(OfferRefusal::Arch {
         serial: 8,
         arch: "armv7".into(),
         own: "armv6".into(),
     });
     for (serial, own, share, asked, force, expected) in [
-        (8, "armv7", 100, false, false, Verdict::Take),
-        (7, "armv7", 100, false, false, Verdict::Have),
-        (7, "armv7", 100, true, true, Verdict::Take),
+        (8, "armv7", 100, false, false, OfferVerdict::Take),
+        (7, "armv7", 100, false, false, OfferVerdict::Have),
+        (7, "armv7", 100, true, true, OfferVerdict::Take),
         (6, "armv7", 100, false, false, lower.clone()),
         (6, "armv7", 100, true, false, lower),
-        (6, "armv7", 100, true, true, Verdict::Take),
+        (6, "armv7", 100, true, true, OfferVerdict::Take),
         (9, "armv7", 100, false, false, barred.clone()),
         (9, "armv7", 100, true, false, barred),
-        (9, "armv7", 100, true, true, Verdict::Take),
+        (9, "armv7", 100, true, true, OfferVerdict::Take),
         (8, "armv6", 100, false, false, arch.clone()),
         (8, "armv6", 100, true, true, arch),
-        (8, "armv7", 0, false, false, Verdict::NotInShare),
-        (8, "armv7", last_out, false, false, Verdict::NotInShare),
-        (8, "armv7", last_out + 1, false, false, Verdict::Take),
-        (8, "armv7", 0, true, false, Verdict::Take),
+        (8, "armv7", 0, false, false, OfferVerdict::NotInShare),
+        (8, "armv7", last_out, false, false, OfferVerdict::NotInShare),
+        (8, "armv7", last_out + 1, false, false, OfferVerdict::Take),
+        (8, "armv7", 0, true, false, OfferVerdict::Take),
     ] {
         let found = judged(&memory, serial, own, share, asked, force);
         assert_eq!(found, expected, "{serial} {own} {share} {asked} {force}");
@@ -509,13 +519,13 @@ fn verdicts() {
     // Another program is in place: an earlier one, that of an image, or one put there by hand.
     memory.sum = "cd".into();
     let found = judged(&memory, 7, "armv7", 100, false, false);
-    assert_eq!(found, Verdict::Take);
+    assert_eq!(found, OfferVerdict::Take);
     // An offer whose tarball has another SHA-256 is not fetched again.
     memory.wrong = offer().sha256;
     for (asked, force, expected) in [
-        (false, false, Verdict::Refuse(Refusal::Wrong(8))),
-        (true, false, Verdict::Refuse(Refusal::Wrong(8))),
-        (true, true, Verdict::Take),
+        (false, false, OfferVerdict::Refuse(OfferRefusal::Wrong(8))),
+        (true, false, OfferVerdict::Refuse(OfferRefusal::Wrong(8))),
+        (true, true, OfferVerdict::Take),
     ] {
         let found = judged(&memory, 8, "armv7", 100, asked, force);
         assert_eq!(found, expected, "{asked} {force}");
@@ -527,9 +537,9 @@ fn what_is_remembered() {
     // UPD-04 UPD-06
     let trying = |serial, sum: &str| {
         let sum = sum.into();
-        Some(Trying { serial, sum })
+        Some(UpdateAttempt { serial, sum })
     };
-    let mut memory = Memory {
+    let mut memory = UpdateMemory {
         committed: 3,
         sum: "01".into(),
         trying: trying(4, "ab"),
@@ -542,7 +552,7 @@ fn what_is_remembered() {
         "committed 3\nsum 01\ntrying 4 ab\nbarred 1\nbarred 2\nwrong ef\n"
     );
     assert_eq!(format!("{text}later x\n").parse(), Ok(memory.clone()));
-    assert_eq!("".parse(), Ok(Memory::default()));
+    assert_eq!("".parse(), Ok(UpdateMemory::default()));
     for wrong in [
         "committed",
         "committed x",
@@ -550,7 +560,7 @@ fn what_is_remembered() {
         "trying 4",
         "trying x y",
     ] {
-        assert!(wrong.parse::<Memory>().is_err(), "{wrong}");
+        assert!(wrong.parse::<UpdateMemory>().is_err(), "{wrong}");
     }
     // The program stayed, was put back, or never came into place.
     assert!(memory.settle("ab", false));

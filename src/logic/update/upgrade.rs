@@ -5,7 +5,7 @@
 use alloc::{borrow::ToOwned as _, collections::BTreeSet, string::String, vec::Vec};
 use core::{fmt, str::FromStr, time::Duration};
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 
 /// Suffix of the file beside a program that exists while the program is on trial. `systemd/guard.sh` knows these
 /// suffixes, too.
@@ -35,7 +35,7 @@ pub const MAX_TRIAL_BYTES: u64 = 512 * 1024;
 
 /// Program on trial, as its file describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Trial {
+pub struct UpgradeTrial {
     /// Starts that are left.
     pub tries: u32,
     /// Seconds in which the program has to become healthy, from the start of the watch.
@@ -55,12 +55,12 @@ pub struct Trial {
     /// Set if the apiserver answered the old program.
     pub apiserver: bool,
     /// Containers that ran under the old program; at most [`MAX_KEPT`].
-    pub kept: Vec<Kept>,
+    pub kept: Vec<TrialContainer>,
 }
 
 /// Container that must not notice the upgrade.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct TrialContainer {
     /// Container id.
     pub id: String,
     /// UID of its pod.
@@ -71,7 +71,7 @@ pub struct Kept {
     pub start_time: u64,
 }
 
-impl fmt::Display for Trial {
+impl fmt::Display for UpgradeTrial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "tries {}", self.tries)?;
         writeln!(f, "patience {}", self.patience_s)?;
@@ -88,7 +88,7 @@ impl fmt::Display for Trial {
         if self.apiserver {
             writeln!(f, "apiserver answers")?;
         }
-        for Kept {
+        for TrialContainer {
             id,
             pod,
             pid,
@@ -104,16 +104,16 @@ impl fmt::Display for Trial {
 /// Line that makes a file no trial.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a line of a trial")]
-pub struct WrongLine(String);
+pub struct TrialLineError(String);
 
-impl FromStr for Trial {
-    type Err = WrongLine;
+impl FromStr for UpgradeTrial {
+    type Err = TrialLineError;
 
     /// Passes over lines with a word that this version does not know.
-    fn from_str(text: &str) -> Result<Self, WrongLine> {
+    fn from_str(text: &str) -> Result<Self, TrialLineError> {
         let mut trial = Self::default();
         for line in text.lines() {
-            let wrong = || WrongLine(line.to_owned());
+            let wrong = || TrialLineError(line.to_owned());
             let (word, value) = line.split_once(' ').ok_or_else(wrong)?;
             let field = match word {
                 "tries" => {
@@ -147,9 +147,9 @@ impl FromStr for Trial {
     }
 }
 
-fn kept(value: &str) -> Option<Kept> {
+fn kept(value: &str) -> Option<TrialContainer> {
     let mut words = value.split(' ');
-    Some(Kept {
+    Some(TrialContainer {
         id: words.next()?.to_owned(),
         pod: words.next()?.to_owned(),
         pid: words.next()?.parse().ok()?,
@@ -171,7 +171,7 @@ pub fn is_older(new: &str, old: &str) -> bool {
 
 /// A look at the agent while a program is on trial.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct TrialLook {
     /// The process of the agent that answers, if it runs the new program.
     pub pid: Option<u32>,
     /// Reason why that agent is not well, or does not answer.
@@ -181,12 +181,12 @@ pub struct Look {
     /// Pods of the agent: UID, and true if the pod is terminating.
     pub pods: Vec<(String, bool)>,
     /// Containers that ran and do not any more.
-    pub gone: Vec<Gone>,
+    pub gone: Vec<EndedContainer>,
 }
 
 /// A container that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gone {
+pub struct EndedContainer {
     /// Container id.
     pub id: String,
     /// UID of its pod.
@@ -204,13 +204,13 @@ pub fn ends_by_itself(code: i32, oom_killed: bool) -> bool {
 
 /// Verdict on a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum TrialVerdict {
     /// Look again.
     Wait,
     /// The new program stays.
     Stay,
     /// The new program is well, but the apiserver does not answer it. Another program has to try, to learn if that may
-    /// be the new program's fault ([`Gate::blame`]).
+    /// be the new program's fault ([`TrialJudge::blame`]).
     AskApiserver,
     /// The old program comes back, for this reason.
     Back(String),
@@ -218,22 +218,22 @@ pub enum Verdict {
 
 /// Judge of the looks of one trial, one after the other.
 #[derive(Debug)]
-pub struct Gate {
+pub struct TrialJudge {
     patience_s: u64,
-    deadline: Mono,
+    deadline: MonoTime,
     apiserver: bool,
     /// End of the time in which the apiserver may answer others and not the new program.
-    blamed_until: Option<Mono>,
+    blamed_until: Option<MonoTime>,
     /// The process that is well, and the time since which it is.
-    well: Option<(u32, Mono)>,
+    well: Option<(u32, MonoTime)>,
     /// Pods that were seen on their way out: their containers may end.
     leaving: BTreeSet<String>,
 }
 
-impl Gate {
+impl TrialJudge {
     /// Makes the gate of a trial that is watched from `now` on.
     #[must_use]
-    pub fn new(trial: &Trial, now: Mono) -> Self {
+    pub fn new(trial: &UpgradeTrial, now: MonoTime) -> Self {
         Self {
             patience_s: trial.patience_s,
             deadline: now + Duration::from_secs(trial.patience_s),
@@ -245,7 +245,7 @@ impl Gate {
     }
 
     /// Judges a look at the agent.
-    pub fn judge(&mut self, look: Look, now: Mono) -> Verdict {
+    pub fn judge(&mut self, look: TrialLook, now: MonoTime) -> TrialVerdict {
         let leaving = look.pods.iter().filter(|(_, terminating)| *terminating);
         // Bounded: a node has a limited number of pods.
         self.leaving.extend(leaving.map(|(uid, _)| uid.clone()));
@@ -259,23 +259,24 @@ impl Gate {
                 trouble
             }
             (Some(pid), None) => {
-                let ended = |gone: &&Gone| !gone.by_itself && !self.leaving.contains(&gone.pod);
+                let ended =
+                    |gone: &&EndedContainer| !gone.by_itself && !self.leaving.contains(&gone.pod);
                 if let Some(gone) = look.gone.iter().find(ended) {
-                    return Verdict::Back(format!("container {} did not stay", gone.id));
+                    return TrialVerdict::Back(format!("container {} did not stay", gone.id));
                 }
                 let since = self.well.filter(|(other, _)| *other == pid);
                 let (_, since) = *self.well.insert(since.unwrap_or((pid, now)));
                 let holds = now - since >= HOLD;
                 if holds && (look.answered || !self.apiserver) {
-                    return Verdict::Stay;
+                    return TrialVerdict::Stay;
                 }
                 if holds && now >= self.deadline {
                     return match self.blamed_until {
-                        None => Verdict::AskApiserver,
-                        Some(until) if now < until => Verdict::Wait,
-                        Some(_) => {
-                            Verdict::Back("the apiserver answers, but not to the agent".to_owned())
-                        }
+                        None => TrialVerdict::AskApiserver,
+                        Some(until) if now < until => TrialVerdict::Wait,
+                        Some(_) => TrialVerdict::Back(
+                            "the apiserver answers, but not to the agent".to_owned(),
+                        ),
                     };
                 }
                 "it was not healthy for long enough".to_owned()
@@ -283,17 +284,17 @@ impl Gate {
         };
         // A program that is well now gets the rest of `HOLD`.
         if now < self.deadline || self.well.is_some() {
-            return Verdict::Wait;
+            return TrialVerdict::Wait;
         }
-        Verdict::Back(format!(
+        TrialVerdict::Back(format!(
             "it was not healthy within {} s: {reason}",
             self.patience_s
         ))
     }
 
-    /// Notes that the apiserver answered another program at `now`. After that [`Verdict::AskApiserver`] does not come
+    /// Notes that the apiserver answered another program at `now`. After that [`TrialVerdict::AskApiserver`] does not come
     /// again.
-    pub fn blame(&mut self, now: Mono) {
+    pub fn blame(&mut self, now: MonoTime) {
         self.blamed_until = Some(now + LINK_GRACE);
     }
 }
@@ -304,8 +305,8 @@ mod tests {
 
     use super::*;
 
-    fn trial() -> Trial {
-        Trial {
+    fn trial() -> UpgradeTrial {
+        UpgradeTrial {
             tries: TRIES,
             patience_s: PATIENCE_S,
             sum: "abc".into(),
@@ -315,7 +316,7 @@ mod tests {
             restart: "sv restart picolet".into(),
             boot: "b".into(),
             apiserver: true,
-            kept: [Kept {
+            kept: [TrialContainer {
                 id: "c1".into(),
                 pod: "p1".into(),
                 pid: 7,
@@ -333,9 +334,9 @@ mod tests {
         assert_eq!(written.parse(), Ok(trial()));
         let more = format!("{written}later words\n");
         assert_eq!(more.parse(), Ok(trial()), "of a newer program");
-        let longest = Trial {
+        let longest = UpgradeTrial {
             kept: (0..MAX_KEPT)
-                .map(|n| Kept {
+                .map(|n| TrialContainer {
                     id: format!("{n:064}"),
                     pod: format!("{n:0128}"),
                     pid: i32::MAX,
@@ -346,7 +347,7 @@ mod tests {
         };
         assert!(longest.to_string().len() as u64 <= MAX_TRIAL_BYTES / 2);
         for wrong in ["tries", "tries x", "patience x", "kept a b c", "kept a b 1"] {
-            let said = wrong.parse::<Trial>().expect_err(wrong).to_string();
+            let said = wrong.parse::<UpgradeTrial>().expect_err(wrong).to_string();
             assert!(said.contains(wrong), "{said}");
         }
     }
@@ -366,41 +367,41 @@ mod tests {
         }
     }
 
-    fn well(pid: u32) -> Look {
-        Look {
+    fn well(pid: u32) -> TrialLook {
+        TrialLook {
             pid: Some(pid),
             answered: true,
             pods: [("p1".into(), false)].into(),
-            ..Look::default()
+            ..TrialLook::default()
         }
     }
 
-    fn ill(why: &str) -> Look {
-        Look {
+    fn ill(why: &str) -> TrialLook {
+        TrialLook {
             trouble: Some(why.into()),
             ..well(1)
         }
     }
 
-    fn gone(by_itself: bool) -> Look {
-        let gone = Gone {
+    fn gone(by_itself: bool) -> TrialLook {
+        let gone = EndedContainer {
             id: "c1".into(),
             pod: "p1".into(),
             by_itself,
         };
-        Look {
+        TrialLook {
             gone: [gone].into(),
             ..well(1)
         }
     }
 
     /// Judges looks at seconds; the last verdict.
-    fn judged(trial: &Trial, looks: &[(u64, Look)]) -> Verdict {
-        let at = |s: u64| Mono::default() + Duration::from_secs(s);
-        let mut gate = Gate::new(trial, at(0));
-        let mut last = Verdict::Wait;
+    fn judged(trial: &UpgradeTrial, looks: &[(u64, TrialLook)]) -> TrialVerdict {
+        let at = |s: u64| MonoTime::default() + Duration::from_secs(s);
+        let mut gate = TrialJudge::new(trial, at(0));
+        let mut last = TrialVerdict::Wait;
         for (s, look) in looks {
-            assert_eq!(last, Verdict::Wait, "nothing follows a verdict");
+            assert_eq!(last, TrialVerdict::Wait, "nothing follows a verdict");
             last = gate.judge(look.clone(), at(*s));
         }
         last
@@ -409,28 +410,32 @@ mod tests {
     #[test]
     fn verdicts() {
         // PKG-21 UPD-05 UPD-06
-        let absent = Look::default;
-        let unanswered = |pid| Look {
+        let absent = TrialLook::default;
+        let unanswered = |pid| TrialLook {
             answered: false,
             ..well(pid)
         };
-        let leaving = || Look {
+        let leaving = || TrialLook {
             pods: [("p1".into(), true)].into(),
             ..well(1)
         };
-        let back = |why: &str| Verdict::Back(why.into());
+        let back = |why: &str| TrialVerdict::Back(why.into());
         for (name, looks, expected) in [
-            ("holds", &[(1, well(1)), (6, well(1))][..], Verdict::Stay),
-            ("not yet", &[(1, well(1)), (5, well(1))], Verdict::Wait),
+            (
+                "holds",
+                &[(1, well(1)), (6, well(1))][..],
+                TrialVerdict::Stay,
+            ),
+            ("not yet", &[(1, well(1)), (5, well(1))], TrialVerdict::Wait),
             (
                 "begins again",
                 &[(1, well(1)), (3, ill("x")), (6, well(1)), (10, well(1))],
-                Verdict::Wait,
+                TrialVerdict::Wait,
             ),
             (
                 "another process",
                 &[(1, well(1)), (6, well(2))],
-                Verdict::Wait,
+                TrialVerdict::Wait,
             ),
             (
                 "never there",
@@ -445,7 +450,7 @@ mod tests {
             (
                 "well at the last moment",
                 &[(119, well(1)), (121, well(1)), (124, well(1))],
-                Verdict::Stay,
+                TrialVerdict::Stay,
             ),
             (
                 "not for long",
@@ -460,52 +465,55 @@ mod tests {
             (
                 "one ended",
                 &[(1, gone(true)), (6, gone(true))],
-                Verdict::Stay,
+                TrialVerdict::Stay,
             ),
             (
                 "deleted meanwhile",
                 &[(1, leaving()), (6, gone(false))],
-                Verdict::Stay,
+                TrialVerdict::Stay,
             ),
             (
                 "no apiserver yet",
                 &[(1, unanswered(1)), (100, unanswered(1))],
-                Verdict::Wait,
+                TrialVerdict::Wait,
             ),
             (
                 "no apiserver",
                 &[(1, unanswered(1)), (120, unanswered(1))],
-                Verdict::AskApiserver,
+                TrialVerdict::AskApiserver,
             ),
         ] {
             assert_eq!(judged(&trial(), looks), expected, "{name}");
         }
-        let alone = Trial {
+        let alone = UpgradeTrial {
             apiserver: false,
             ..trial()
         };
         let looks = [(1, unanswered(1)), (6, unanswered(1))];
-        assert_eq!(judged(&alone, &looks), Verdict::Stay, "stands alone");
+        assert_eq!(judged(&alone, &looks), TrialVerdict::Stay, "stands alone");
     }
 
     #[test]
     fn a_link_that_has_just_come_back_gets_time() {
         // PKG-21
-        let at = |s: u64| Mono::default() + Duration::from_secs(s);
-        let unanswered = || Look {
+        let at = |s: u64| MonoTime::default() + Duration::from_secs(s);
+        let unanswered = || TrialLook {
             answered: false,
             ..well(1)
         };
         let asked = || {
-            let mut gate = Gate::new(&trial(), at(0));
-            assert_eq!(gate.judge(unanswered(), at(100)), Verdict::Wait);
-            assert_eq!(gate.judge(unanswered(), at(120)), Verdict::AskApiserver);
+            let mut gate = TrialJudge::new(&trial(), at(0));
+            assert_eq!(gate.judge(unanswered(), at(100)), TrialVerdict::Wait);
+            assert_eq!(
+                gate.judge(unanswered(), at(120)),
+                TrialVerdict::AskApiserver
+            );
             gate.blame(at(125));
-            assert_eq!(gate.judge(unanswered(), at(184)), Verdict::Wait);
+            assert_eq!(gate.judge(unanswered(), at(184)), TrialVerdict::Wait);
             gate
         };
-        assert_eq!(asked().judge(well(1), at(184)), Verdict::Stay);
-        let back = |why: &str| Verdict::Back(why.into());
+        assert_eq!(asked().judge(well(1), at(184)), TrialVerdict::Stay);
+        let back = |why: &str| TrialVerdict::Back(why.into());
         let why = "the apiserver answers, but not to the agent";
         assert_eq!(asked().judge(unanswered(), at(185)), back(why));
         // Any other trouble gets no more time.

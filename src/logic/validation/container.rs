@@ -3,10 +3,10 @@
 use alloc::{collections::BTreeSet, vec::Vec};
 
 use super::field::{
-    Errors, config_key, dns_label, dns_subdomain, env_name, port_name, qualified_name,
+    FieldErrors, config_key, dns_label, dns_subdomain, env_name, port_name, qualified_name,
 };
 use super::volume::sub_path;
-use super::{Seen, resources, security};
+use super::{UniqueNames, resources, security};
 use crate::api::Quantity;
 use crate::api::cri::{STOP_SIGNALS, stop_signal_number};
 use crate::api::pod::{
@@ -56,21 +56,21 @@ const NOT_FOR_INIT: &str = "may not be set for init containers without restartPo
 const IN_PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum ContainerRole {
     Init,
     Sidecar,
     Regular,
 }
 
-struct Context<'a> {
+struct ContainerContext<'a> {
     spec: &'a PodSpec,
     volumes: &'a BTreeSet<&'a str>,
 }
 
 /// Checks all containers; `volumes` are the names of the pod's volumes.
-pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut Errors) {
-    let context = Context { spec, volumes };
-    let mut names = Seen::default();
+pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut FieldErrors) {
+    let context = ContainerContext { spec, volumes };
+    let mut names = UniqueNames::default();
     let mut host_ports = BTreeSet::new();
     if spec.containers.is_empty() {
         errors.required("spec.containers", "");
@@ -78,15 +78,21 @@ pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut 
     for (n, container) in spec.containers.iter().enumerate() {
         let path = format!("spec.containers[{n}]");
         names.once(&format!("{path}.name"), &container.name, errors);
-        context.container(container, Role::Regular, &path, &mut host_ports, errors);
+        context.container(
+            container,
+            ContainerRole::Regular,
+            &path,
+            &mut host_ports,
+            errors,
+        );
     }
     for (n, container) in spec.init_containers.iter().enumerate() {
         let path = format!("spec.initContainers[{n}]");
         names.once(&format!("{path}.name"), &container.name, errors);
         let role = if container.is_sidecar() {
-            Role::Sidecar
+            ContainerRole::Sidecar
         } else {
-            Role::Init
+            ContainerRole::Init
         };
         // Plain init containers run one after the other, and ports of sidecars are not mapped (CFG-12): each may use
         // the same port.
@@ -100,14 +106,14 @@ pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut 
 
 type HostPorts<'a> = BTreeSet<(&'a str, &'a str, u16)>;
 
-impl Context<'_> {
+impl ContainerContext<'_> {
     fn container<'c>(
         &self,
         container: &'c Container,
-        role: Role,
+        role: ContainerRole,
         path: &str,
         host_ports: &mut HostPorts<'c>,
-        errors: &mut Errors,
+        errors: &mut FieldErrors,
     ) {
         errors.name(&format!("{path}.name"), &container.name, dns_label);
         if container.image.is_empty() {
@@ -153,7 +159,7 @@ impl Context<'_> {
         ] {
             if let Some(probe) = probe {
                 let path = format!("{path}.{name}");
-                if role == Role::Init {
+                if role == ContainerRole::Init {
                     errors.forbidden(&path, NOT_FOR_INIT);
                 } else {
                     self::probe(probe, name, &path, errors);
@@ -162,7 +168,7 @@ impl Context<'_> {
         }
         if let Some(lifecycle) = &container.lifecycle {
             let path = format!("{path}.lifecycle");
-            if role == Role::Init {
+            if role == ContainerRole::Init {
                 errors.forbidden(&path, NOT_FOR_INIT);
             } else {
                 self.lifecycle(lifecycle, &path, errors);
@@ -180,12 +186,12 @@ impl Context<'_> {
     fn ports<'c>(
         &self,
         container: &'c Container,
-        role: Role,
+        role: ContainerRole,
         path: &str,
         host_ports: &mut HostPorts<'c>,
-        errors: &mut Errors,
+        errors: &mut FieldErrors,
     ) {
-        let mut names = Seen::default();
+        let mut names = UniqueNames::default();
         for (n, port) in container.ports.iter().enumerate() {
             let path = format!("{path}.ports[{n}]");
             if !port.name.is_empty() {
@@ -206,7 +212,7 @@ impl Context<'_> {
             if port.host_port == 0 {
                 continue;
             }
-            let on_host = self.spec.host_network && role == Role::Regular;
+            let on_host = self.spec.host_network && role == ContainerRole::Regular;
             if on_host && port.host_port != port.container_port {
                 errors.invalid(
                     &format!("{path}.hostPort"),
@@ -223,7 +229,7 @@ impl Context<'_> {
         }
     }
 
-    fn mounts(&self, container: &Container, path: &str, errors: &mut Errors) {
+    fn mounts(&self, container: &Container, path: &str, errors: &mut FieldErrors) {
         let privileged = container
             .security_context
             .as_ref()
@@ -246,7 +252,7 @@ impl Context<'_> {
         }
     }
 
-    fn lifecycle(&self, lifecycle: &Lifecycle, path: &str, errors: &mut Errors) {
+    fn lifecycle(&self, lifecycle: &Lifecycle, path: &str, errors: &mut FieldErrors) {
         let grace = self.spec.termination_grace_period_seconds.unwrap_or(0);
         for (name, hook) in [
             ("postStart", &lifecycle.post_start),
@@ -296,7 +302,7 @@ impl Context<'_> {
         }
     }
 
-    fn restart(&self, container: &Container, path: &str, errors: &mut Errors) {
+    fn restart(&self, container: &Container, path: &str, errors: &mut FieldErrors) {
         if !container.restart_policy_rules.is_empty() && container.restart_policy.is_none() {
             errors.required(
                 &format!("{path}.restartPolicy"),
@@ -338,9 +344,15 @@ impl Context<'_> {
     }
 
     /// Checks what a resize would do to a container, although pods are not resized here (RSZ-04).
-    fn resize(&self, container: &Container, role: Role, path: &str, errors: &mut Errors) {
+    fn resize(
+        &self,
+        container: &Container,
+        role: ContainerRole,
+        path: &str,
+        errors: &mut FieldErrors,
+    ) {
         let path = format!("{path}.resizePolicy");
-        let mut names = Seen::default();
+        let mut names = UniqueNames::default();
         for (n, policy) in container.resize_policy.iter().enumerate() {
             let path = format!("{path}[{n}]");
             let name = policy.resource_name.as_str();
@@ -354,7 +366,7 @@ impl Context<'_> {
             };
             let path = format!("{path}.restartPolicy");
             errors.one_of(&path, &policy.restart_policy, known);
-            if role == Role::Init && policy.restart_policy == "RestartContainer" {
+            if role == ContainerRole::Init && policy.restart_policy == "RestartContainer" {
                 errors.invalid(
                     &path,
                     &policy.restart_policy,
@@ -365,7 +377,7 @@ impl Context<'_> {
     }
 }
 
-fn mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut Errors) {
+fn mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut FieldErrors) {
     sub_path(&format!("{path}.subPath"), &mount.sub_path, errors);
     sub_path(&format!("{path}.subPathExpr"), &mount.sub_path_expr, errors);
     if !mount.sub_path.is_empty() && !mount.sub_path_expr.is_empty() {
@@ -411,7 +423,7 @@ fn mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut Errors)
     }
 }
 
-fn env(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut Errors) {
+fn env(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut FieldErrors) {
     errors.name(&format!("{path}.name"), &env.name, env_name);
     let Some(source) = &env.value_from else {
         return;
@@ -476,7 +488,7 @@ fn env(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut Errors) {
     }
 }
 
-fn env_from(source: &EnvFromSource, path: &str, errors: &mut Errors) {
+fn env_from(source: &EnvFromSource, path: &str, errors: &mut FieldErrors) {
     if !source.prefix.is_empty()
         && let Some(detail) = env_name(&source.prefix)
     {
@@ -513,7 +525,7 @@ fn env_from(source: &EnvFromSource, path: &str, errors: &mut Errors) {
 }
 
 /// Checks a downward API field; `known` are the plain paths, `metadata.labels['k']` and the like always count.
-pub(super) fn field_ref(field: &FieldRef, known: &[&str], path: &str, errors: &mut Errors) {
+pub(super) fn field_ref(field: &FieldRef, known: &[&str], path: &str, errors: &mut FieldErrors) {
     if field.api_version != "v1" {
         errors.one_of(&format!("{path}.apiVersion"), &field.api_version, &["v1"]);
     }
@@ -544,7 +556,7 @@ pub(super) fn resource_ref(
     resource: &ResourceFieldRef,
     in_volume: bool,
     path: &str,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) {
     if in_volume && resource.container_name.is_empty() {
         errors.required(&format!("{path}.containerName"), "");
@@ -591,7 +603,7 @@ fn canonical(amount: &Quantity) -> Quantity {
     }
 }
 
-fn probe(probe: &Probe, name: &str, path: &str, errors: &mut Errors) {
+fn probe(probe: &Probe, name: &str, path: &str, errors: &mut FieldErrors) {
     let Probe {
         exec,
         http_get,
@@ -647,7 +659,7 @@ fn probe(probe: &Probe, name: &str, path: &str, errors: &mut Errors) {
     }
 }
 
-fn one_handler(set: &[bool], path: &str, errors: &mut Errors) {
+fn one_handler(set: &[bool], path: &str, errors: &mut FieldErrors) {
     match set.iter().filter(|set| **set).count() {
         0 => errors.required(path, "must specify a handler type"),
         1 => {}
@@ -655,13 +667,13 @@ fn one_handler(set: &[bool], path: &str, errors: &mut Errors) {
     }
 }
 
-fn command(action: &ExecAction, path: &str, errors: &mut Errors) {
+fn command(action: &ExecAction, path: &str, errors: &mut FieldErrors) {
     if action.command.is_empty() {
         errors.required(&format!("{path}.exec.command"), "");
     }
 }
 
-fn http(action: &HttpGetAction, path: &str, errors: &mut Errors) {
+fn http(action: &HttpGetAction, path: &str, errors: &mut FieldErrors) {
     let path = format!("{path}.httpGet");
     if action.path.is_empty() {
         errors.required(&format!("{path}.path"), "");
@@ -685,11 +697,11 @@ fn http(action: &HttpGetAction, path: &str, errors: &mut Errors) {
     }
 }
 
-fn tcp(action: &TcpSocketAction, path: &str, errors: &mut Errors) {
+fn tcp(action: &TcpSocketAction, path: &str, errors: &mut FieldErrors) {
     port(&action.port, &format!("{path}.tcpSocket.port"), errors);
 }
 
-fn port(port: &IntOrString, path: &str, errors: &mut Errors) {
+fn port(port: &IntOrString, path: &str, errors: &mut FieldErrors) {
     match port {
         IntOrString::Int(n) if (1..=65535).contains(n) => {}
         IntOrString::Int(n) => errors.invalid(path, n, IN_PORT_RANGE),

@@ -10,9 +10,9 @@ pub const MAX_ERRORS: usize = 20;
 
 /// Collects what is wrong with one object.
 #[derive(Debug, Default)]
-pub(super) struct Errors(pub(super) Vec<WrongValue>);
+pub(super) struct FieldErrors(pub(super) Vec<WrongValue>);
 
-impl Errors {
+impl FieldErrors {
     fn add(&mut self, path: &str, message: String) {
         if self.0.len() < MAX_ERRORS {
             self.0.push(WrongValue::new(path, message));
@@ -31,19 +31,19 @@ impl Errors {
 
     /// The value is not allowed, for the reason in `detail`.
     pub(super) fn invalid(&mut self, path: &str, value: impl fmt::Debug, detail: &str) {
-        let value = Shown::of(value);
+        let value = ShortenedValue::of(value);
         self.add(path, format!("Invalid value: {value}: {detail}"));
     }
 
     /// The value is taken.
     pub(super) fn duplicate(&mut self, path: &str, value: impl fmt::Debug) {
-        let value = Shown::of(value);
+        let value = ShortenedValue::of(value);
         self.add(path, format!("Duplicate value: {value}"));
     }
 
     /// The value refers to nothing.
     pub(super) fn not_found(&mut self, path: &str, value: impl fmt::Debug) {
-        let value = Shown::of(value);
+        let value = ShortenedValue::of(value);
         self.add(path, format!("Not found: {value}"));
     }
 
@@ -60,7 +60,7 @@ impl Errors {
                 .filter(|k| !k.is_empty())
                 .map(|k| format!("{k:?}"))
                 .collect();
-            let value = Shown::of(value);
+            let value = ShortenedValue::of(value);
             let known = known.join(", ");
             let message = format!("Unsupported value: {value}: supported values: {known}");
             self.add(path, message);
@@ -88,9 +88,9 @@ impl Errors {
 const MAX_SHOWN_BYTES: usize = 512;
 
 /// The beginning of a value: who wrote it knows the rest, and it may be as large as the manifest.
-struct Shown(String);
+struct ShortenedValue(String);
 
-impl Shown {
+impl ShortenedValue {
     fn of(value: impl fmt::Debug) -> Self {
         let mut shown = Self(String::new());
         if fmt::write(&mut shown, format_args!("{value:?}")).is_err() {
@@ -100,7 +100,7 @@ impl Shown {
     }
 }
 
-impl fmt::Write for Shown {
+impl fmt::Write for ShortenedValue {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let room = MAX_SHOWN_BYTES.saturating_sub(self.0.len());
         self.0.push_str(&text[..text.floor_char_boundary(room)]);
@@ -111,7 +111,7 @@ impl fmt::Write for Shown {
     }
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for ShortenedValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }

@@ -24,7 +24,7 @@ mod selector;
 mod volume;
 
 pub use field::MAX_ERRORS;
-use field::{Errors, dns_label, dns_subdomain, label_value, qualified_name};
+use field::{FieldErrors, dns_label, dns_subdomain, label_value, qualified_name};
 pub use objects::{config_map, secret};
 
 /// Bytes of all annotations of an object together.
@@ -56,7 +56,7 @@ pub(crate) const PROJECTED_SOURCES: [&str; 4] =
 /// Checks a defaulted pod. Returns all errors, at most [`MAX_ERRORS`]; empty if the pod may run.
 #[must_use]
 pub fn pod(pod: &Pod) -> Vec<WrongValue> {
-    let mut errors = Errors::default();
+    let mut errors = FieldErrors::default();
     object_meta(&pod.metadata, &mut errors);
     security::app_armor_annotations(pod, &mut errors);
     spec(&pod.spec, &mut errors);
@@ -67,7 +67,7 @@ pub fn pod(pod: &Pod) -> Vec<WrongValue> {
 /// run otherwise. Any other unknown field is ignored, as upstream ignores it.
 #[must_use]
 pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
-    let mut errors = Errors::default();
+    let mut errors = FieldErrors::default();
     for path in object_fields::unsupported(raw) {
         errors.forbidden(&path, "this field is not supported by this node");
     }
@@ -84,7 +84,7 @@ pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
 }
 
 /// Checks fields that only the API, the scheduler or a volume of another node reads.
-fn unmodelled_values(spec: &Value, errors: &mut Errors) {
+fn unmodelled_values(spec: &Value, errors: &mut FieldErrors) {
     for (path, known) in [
         ("preemptionPolicy", &["Never", "PreemptLowerPriority"]),
         (
@@ -122,7 +122,7 @@ fn unmodelled_values(spec: &Value, errors: &mut Errors) {
 /// pod's serve them, and a missing one holds up the pod as it would hold up a pod of an apiserver.
 #[must_use]
 pub fn static_references(pod: &Pod) -> Vec<WrongValue> {
-    let mut errors = Errors::default();
+    let mut errors = FieldErrors::default();
     if !pod.spec.service_account_name.is_empty() {
         errors.forbidden(
             "spec.serviceAccountName",
@@ -158,7 +158,7 @@ fn list(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn unsupported(object: &Value, path: &str, known: &[&str], errors: &mut Errors) {
+fn unsupported(object: &Value, path: &str, known: &[&str], errors: &mut FieldErrors) {
     let fields = object.as_object().into_iter().flat_map(|o| o.keys());
     for name in fields.filter(|name| *name != "name" && !known.contains(&name.as_str())) {
         errors.forbidden(
@@ -171,7 +171,7 @@ fn unsupported(object: &Value, path: &str, known: &[&str], errors: &mut Errors) 
     }
 }
 
-fn object_meta(metadata: &ObjectMeta, errors: &mut Errors) {
+fn object_meta(metadata: &ObjectMeta, errors: &mut FieldErrors) {
     errors.name("metadata.name", &metadata.name, dns_subdomain);
     errors.name("metadata.namespace", &metadata.namespace, dns_label);
     for (name, value) in &metadata.labels {
@@ -197,7 +197,7 @@ fn object_meta(metadata: &ObjectMeta, errors: &mut Errors) {
     }
 }
 
-fn spec(spec: &PodSpec, errors: &mut Errors) {
+fn spec(spec: &PodSpec, errors: &mut FieldErrors) {
     let volumes = volume::volumes(spec, errors);
     container::containers(spec, &volumes, errors);
     security::pod(spec, errors);
@@ -273,7 +273,7 @@ fn spec(spec: &PodSpec, errors: &mut Errors) {
 }
 
 /// Checks the host name that stands for all others: the kernel takes no longer one.
-fn hostname_override(spec: &PodSpec, errors: &mut Errors) {
+fn hostname_override(spec: &PodSpec, errors: &mut FieldErrors) {
     let path = "spec.hostnameOverride";
     let Some(name) = &spec.hostname_override else {
         return;
@@ -291,7 +291,7 @@ fn hostname_override(spec: &PodSpec, errors: &mut Errors) {
     }
 }
 
-fn toleration(toleration: &Toleration, path: &str, errors: &mut Errors) {
+fn toleration(toleration: &Toleration, path: &str, errors: &mut FieldErrors) {
     if !toleration.key.is_empty() {
         errors.name(&format!("{path}.key"), &toleration.key, qualified_name);
     } else if toleration.operator != "Exists" {
@@ -329,7 +329,7 @@ fn toleration(toleration: &Toleration, path: &str, errors: &mut Errors) {
     }
 }
 
-fn dns(spec: &PodSpec, errors: &mut Errors) {
+fn dns(spec: &PodSpec, errors: &mut FieldErrors) {
     errors.one_of(
         "spec.dnsPolicy",
         &spec.dns_policy,
@@ -388,7 +388,7 @@ fn dns(spec: &PodSpec, errors: &mut Errors) {
     }
 }
 
-fn ip(path: &str, text: &str, errors: &mut Errors) {
+fn ip(path: &str, text: &str, errors: &mut FieldErrors) {
     if text.parse::<IpAddr>().is_err() {
         errors.invalid(
             path,
@@ -409,7 +409,7 @@ fn local_path(text: &str) -> Option<&'static str> {
 }
 
 /// Checks a payload path of a projected volume: local, and not one of the names that the volume itself uses.
-fn payload_path(path: &str, text: &str, errors: &mut Errors) {
+fn payload_path(path: &str, text: &str, errors: &mut FieldErrors) {
     if text.is_empty() {
         errors.required(path, "");
     } else if let Some(detail) = local_path(text) {
@@ -421,10 +421,10 @@ fn payload_path(path: &str, text: &str, errors: &mut Errors) {
 
 /// Names seen so far of one kind.
 #[derive(Default)]
-struct Seen<'a>(BTreeSet<&'a str>);
+struct UniqueNames<'a>(BTreeSet<&'a str>);
 
-impl<'a> Seen<'a> {
-    fn once(&mut self, path: &str, name: &'a str, errors: &mut Errors) {
+impl<'a> UniqueNames<'a> {
+    fn once(&mut self, path: &str, name: &'a str, errors: &mut FieldErrors) {
         if !name.is_empty() && !self.0.insert(name) {
             errors.duplicate(path, name);
         }

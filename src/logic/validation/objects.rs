@@ -5,10 +5,10 @@ use alloc::string::String;
 use serde_json::Value;
 
 use super::{
-    field::{Errors, config_key},
+    field::{FieldErrors, config_key},
     object_meta,
 };
-use crate::api::{ConfigMap, ObjectMeta, Secret, received::Invalid, strict};
+use crate::api::{ConfigMap, ObjectMeta, Secret, received::InvalidObject, strict};
 
 /// Bytes of all values of a ConfigMap or Secret together.
 const MAX_DATA_BYTES: usize = 1 << 20;
@@ -16,13 +16,13 @@ const MAX_DATA_BYTES: usize = 1 << 20;
 const SERVICE_ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
 
 /// Checks a ConfigMap; names every wrong field.
-pub fn config_map(object: &ConfigMap) -> Result<(), Invalid> {
+pub fn config_map(object: &ConfigMap) -> Result<(), InvalidObject> {
     let text = object.data.iter().map(|(key, value)| (key, value.len()));
     let binary = object
         .binary_data
         .iter()
         .map(|(key, value)| (key, value.0.len()));
-    let mut errors = Errors::default();
+    let mut errors = FieldErrors::default();
     for key in object
         .data
         .keys()
@@ -34,15 +34,15 @@ pub fn config_map(object: &ConfigMap) -> Result<(), Invalid> {
 }
 
 /// Checks a Secret; names every wrong field, never a value.
-pub fn secret(object: &Secret) -> Result<(), Invalid> {
+pub fn secret(object: &Secret) -> Result<(), InvalidObject> {
     let entries = object.data.iter().map(|(key, value)| (key, value.0.len()));
-    let mut errors = Errors::default();
+    let mut errors = FieldErrors::default();
     of_type(object, &mut errors);
     data("Secret", &object.metadata, entries, errors)
 }
 
 /// Checks that a Secret of a type which the API knows has the required keys. Other types may hold any data.
-fn of_type(object: &Secret, errors: &mut Errors) {
+fn of_type(object: &Secret, errors: &mut FieldErrors) {
     let has = |key: &str| object.data.contains_key(key);
     let mut need = |keys: &[&str]| {
         for key in keys.iter().filter(|key| !has(key)) {
@@ -73,7 +73,7 @@ fn of_type(object: &Secret, errors: &mut Errors) {
 }
 
 /// Checks that credentials of registries are a JSON object.
-fn registries(object: &Secret, key: &str, errors: &mut Errors) {
+fn registries(object: &Secret, key: &str, errors: &mut FieldErrors) {
     let path = format!("data[{key}]");
     match object.data.get(key) {
         None => errors.required(&path, ""),
@@ -91,8 +91,8 @@ fn data<'a>(
     kind: &'static str,
     metadata: &ObjectMeta,
     entries: impl Iterator<Item = (&'a String, usize)>,
-    mut errors: Errors,
-) -> Result<(), Invalid> {
+    mut errors: FieldErrors,
+) -> Result<(), InvalidObject> {
     object_meta(metadata, &mut errors);
     let mut bytes = 0usize;
     for (key, size) in entries {
@@ -110,7 +110,7 @@ fn data<'a>(
     if errors.0.is_empty() {
         return Ok(());
     }
-    Err(Invalid::Values(kind, metadata.name.clone(), errors.0))
+    Err(InvalidObject::Values(kind, metadata.name.clone(), errors.0))
 }
 
 #[cfg(test)]
@@ -121,7 +121,7 @@ mod tests {
     use serde_json::json;
 
     fn said<T: serde::de::DeserializeOwned>(
-        rule: fn(&T) -> Result<(), Invalid>,
+        rule: fn(&T) -> Result<(), InvalidObject>,
         mut object: Value,
     ) -> String {
         if object["metadata"].is_null() {

@@ -2,7 +2,7 @@
 
 use alloc::{collections::BTreeMap, string::String};
 
-use super::field::{Errors, qualified_name};
+use super::field::{FieldErrors, qualified_name};
 use crate::api::Quantity;
 use crate::api::pod::{PodSpec, Resources};
 use crate::defaults;
@@ -12,7 +12,7 @@ use crate::node_resources::is_extended;
 const HUGE_PAGES: &str = "hugepages-";
 
 /// Requests and limits of one container.
-pub(super) fn of_container(resources: &Resources, path: &str, errors: &mut Errors) {
+pub(super) fn of_container(resources: &Resources, path: &str, errors: &mut FieldErrors) {
     quantities(&resources.limits, &format!("{path}.limits"), errors);
     quantities(&resources.requests, &format!("{path}.requests"), errors);
     for (name, request) in &resources.requests {
@@ -47,7 +47,7 @@ pub(super) fn huge_pages(
     container: &Resources,
     pod: Option<&Resources>,
     path: &str,
-    errors: &mut Errors,
+    errors: &mut FieldErrors,
 ) {
     let keys = |resources: &Resources, is_it: fn(&str) -> bool| {
         let mut all = resources.limits.keys().chain(resources.requests.keys());
@@ -65,7 +65,7 @@ pub(super) fn huge_pages(
 }
 
 /// Requests and limits of the pod as a whole.
-pub(super) fn of_pod(resources: &Resources, errors: &mut Errors) {
+pub(super) fn of_pod(resources: &Resources, errors: &mut FieldErrors) {
     let path = "spec.resources";
     for (kind, map) in [
         ("limits", &resources.limits),
@@ -86,7 +86,7 @@ pub(super) fn of_pod(resources: &Resources, errors: &mut Errors) {
 }
 
 /// Checks that the containers together ask for no more than the pod, and that no regular one may have more.
-pub(super) fn of_pod_and_containers(own: &Resources, spec: &PodSpec, errors: &mut Errors) {
+pub(super) fn of_pod_and_containers(own: &Resources, spec: &PodSpec, errors: &mut FieldErrors) {
     for (name, whole) in &own.requests {
         let sum = defaults::containers_request(spec, name);
         if let Some(sum) = sum.filter(|sum| sum.milli() > whole.milli()) {
@@ -112,7 +112,7 @@ pub(super) fn of_pod_and_containers(own: &Resources, spec: &PodSpec, errors: &mu
 }
 
 /// Names and signs of a resource list.
-pub(super) fn quantities(map: &BTreeMap<String, Quantity>, path: &str, errors: &mut Errors) {
+pub(super) fn quantities(map: &BTreeMap<String, Quantity>, path: &str, errors: &mut FieldErrors) {
     for (name, quantity) in map {
         let path = format!("{path}[{name}]");
         if let Some(detail) = qualified_name(name) {

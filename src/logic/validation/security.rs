@@ -2,8 +2,8 @@
 
 use alloc::string::String;
 
-use super::Seen;
-use super::field::{Errors, sysctl_name};
+use super::UniqueNames;
+use super::field::{FieldErrors, sysctl_name};
 use crate::api::Pod;
 use crate::api::pod::{Container, PodSpec, SeccompProfile};
 use crate::security::APPARMOR_ANNOTATION;
@@ -17,7 +17,7 @@ const MAX_APP_ARMOR_BYTES: usize = 4095;
 const LOCALHOST: &str = "localhost/";
 
 /// The pod's own security context and its namespaces.
-pub(super) fn pod(spec: &PodSpec, errors: &mut Errors) {
+pub(super) fn pod(spec: &PodSpec, errors: &mut FieldErrors) {
     let path = "spec.securityContext";
     if spec.share_process_namespace == Some(true) && spec.host_pid {
         errors.invalid(
@@ -73,7 +73,7 @@ pub(super) fn pod(spec: &PodSpec, errors: &mut Errors) {
         app_armor_name,
         errors,
     );
-    let mut names = Seen::default();
+    let mut names = UniqueNames::default();
     for (n, sysctl) in context.sysctls.iter().enumerate() {
         let path = format!("{path}.sysctls[{n}].name");
         errors.name(&path, &sysctl.name, sysctl_name);
@@ -101,7 +101,7 @@ pub(super) fn pod(spec: &PodSpec, errors: &mut Errors) {
 }
 
 /// Annotations that ask for AppArmor profiles: with a misspelt name the container would run without one.
-pub(super) fn app_armor_annotations(pod: &Pod, errors: &mut Errors) {
+pub(super) fn app_armor_annotations(pod: &Pod, errors: &mut FieldErrors) {
     let whole = pod.spec.security_context.as_ref();
     for (key, value) in &pod.metadata.annotations {
         let Some(name) = key.strip_prefix(APPARMOR_ANNOTATION) else {
@@ -139,7 +139,12 @@ fn annotation_of(profile: &SeccompProfile) -> String {
 }
 
 /// A container's security context.
-pub(super) fn container(container: &Container, spec: &PodSpec, path: &str, errors: &mut Errors) {
+pub(super) fn container(
+    container: &Container,
+    spec: &PodSpec,
+    path: &str,
+    errors: &mut FieldErrors,
+) {
     let Some(context) = &container.security_context else {
         return;
     };
@@ -194,7 +199,7 @@ pub(super) fn container(container: &Container, spec: &PodSpec, path: &str, error
     }
 }
 
-fn id(id: Option<i64>, path: &str, errors: &mut Errors) {
+fn id(id: Option<i64>, path: &str, errors: &mut FieldErrors) {
     if let Some(id) = id
         && !(0..=MAX_ID).contains(&id)
     {
@@ -203,7 +208,7 @@ fn id(id: Option<i64>, path: &str, errors: &mut Errors) {
 }
 
 /// Checks the name of a profile that the kernel has; it may look like any path.
-fn app_armor_name(path: &str, name: &str, errors: &mut Errors) {
+fn app_armor_name(path: &str, name: &str, errors: &mut FieldErrors) {
     if name.trim() != name || name.len() > MAX_APP_ARMOR_BYTES {
         errors.invalid(
             path,
@@ -216,8 +221,8 @@ fn app_armor_name(path: &str, name: &str, errors: &mut Errors) {
 fn profile(
     profile: Option<&SeccompProfile>,
     path: &str,
-    rule: fn(&str, &str, &mut Errors),
-    errors: &mut Errors,
+    rule: fn(&str, &str, &mut FieldErrors),
+    errors: &mut FieldErrors,
 ) {
     let Some(profile) = profile else {
         return;

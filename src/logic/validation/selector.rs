@@ -1,6 +1,6 @@
 //! Required node affinity, which the node itself checks when it admits a pod.
 
-use super::field::{Errors, dns_subdomain, label_value, qualified_name};
+use super::field::{FieldErrors, dns_subdomain, label_value, qualified_name};
 use crate::api::pod::{NodeSelector, NodeSelectorRequirement};
 
 const OPERATORS: [&str; 6] = ["DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn"];
@@ -8,7 +8,7 @@ const OPERATORS: [&str; 6] = ["DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn
 const NODE_NAME: &str = "metadata.name";
 
 /// Checks the terms of a node selector.
-pub(super) fn node(selector: &NodeSelector, errors: &mut Errors) {
+pub(super) fn node(selector: &NodeSelector, errors: &mut FieldErrors) {
     let path = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms";
     if selector.node_selector_terms.is_empty() {
         errors.required(path, "must have at least one node selector term");
@@ -25,7 +25,7 @@ pub(super) fn node(selector: &NodeSelector, errors: &mut Errors) {
     }
 }
 
-fn expression(one: &NodeSelectorRequirement, path: &str, errors: &mut Errors) {
+fn expression(one: &NodeSelectorRequirement, path: &str, errors: &mut FieldErrors) {
     errors.name(&format!("{path}.key"), &one.key, qualified_name);
     errors.one_of(&format!("{path}.operator"), &one.operator, &OPERATORS);
     let values = format!("{path}.values");
@@ -50,7 +50,7 @@ fn expression(one: &NodeSelectorRequirement, path: &str, errors: &mut Errors) {
     }
 }
 
-fn field(one: &NodeSelectorRequirement, path: &str, errors: &mut Errors) {
+fn field(one: &NodeSelectorRequirement, path: &str, errors: &mut FieldErrors) {
     errors.one_of(&format!("{path}.key"), &one.key, &[NODE_NAME]);
     errors.one_of(&format!("{path}.operator"), &one.operator, &["In", "NotIn"]);
     let values = format!("{path}.values");

@@ -2,8 +2,8 @@
 
 use alloc::collections::BTreeSet;
 
-use super::field::{Errors, dns_label, dns_subdomain};
-use super::{Seen, container, local_path, payload_path};
+use super::field::{FieldErrors, dns_label, dns_subdomain};
+use super::{UniqueNames, container, local_path, payload_path};
 use crate::api::pod::{DownwardApiVolume, KeyToPath, PodSpec, ProjectedVolume, Volume};
 
 const HOST_PATH_TYPES: [&str; 8] = [
@@ -18,8 +18,8 @@ const HOST_PATH_TYPES: [&str; 8] = [
 ];
 
 /// Checks all volumes and returns their names.
-pub(super) fn volumes<'a>(spec: &'a PodSpec, errors: &mut Errors) -> BTreeSet<&'a str> {
-    let mut names = Seen::default();
+pub(super) fn volumes<'a>(spec: &'a PodSpec, errors: &mut FieldErrors) -> BTreeSet<&'a str> {
+    let mut names = UniqueNames::default();
     for (n, volume) in spec.volumes.iter().enumerate() {
         let path = format!("spec.volumes[{n}]");
         errors.name(&format!("{path}.name"), &volume.name, dns_label);
@@ -29,7 +29,7 @@ pub(super) fn volumes<'a>(spec: &'a PodSpec, errors: &mut Errors) -> BTreeSet<&'
     names.0
 }
 
-fn source(volume: &Volume, path: &str, errors: &mut Errors) {
+fn source(volume: &Volume, path: &str, errors: &mut FieldErrors) {
     let set = [
         ("emptyDir", volume.empty_dir.is_some()),
         ("hostPath", volume.host_path.is_some()),
@@ -135,9 +135,9 @@ fn source(volume: &Volume, path: &str, errors: &mut Errors) {
     }
 }
 
-fn projected(source: &ProjectedVolume, path: &str, errors: &mut Errors) {
+fn projected(source: &ProjectedVolume, path: &str, errors: &mut FieldErrors) {
     mode(source.default_mode, &format!("{path}.defaultMode"), errors);
-    let mut paths = Seen::default();
+    let mut paths = UniqueNames::default();
     for (n, source) in source.sources.iter().enumerate() {
         let path = format!("{path}.sources[{n}]");
         let set = usize::from(source.secret.is_some())
@@ -183,7 +183,7 @@ fn projected(source: &ProjectedVolume, path: &str, errors: &mut Errors) {
     }
 }
 
-fn items(items: &[KeyToPath], path: &str, errors: &mut Errors) {
+fn items(items: &[KeyToPath], path: &str, errors: &mut FieldErrors) {
     for (n, item) in items.iter().enumerate() {
         let path = format!("{path}.items[{n}]");
         errors.present(&format!("{path}.key"), &item.key);
@@ -192,7 +192,7 @@ fn items(items: &[KeyToPath], path: &str, errors: &mut Errors) {
     }
 }
 
-fn downward(source: &DownwardApiVolume, path: &str, errors: &mut Errors) {
+fn downward(source: &DownwardApiVolume, path: &str, errors: &mut FieldErrors) {
     for (n, item) in source.items.iter().enumerate() {
         let path = format!("{path}.items[{n}]");
         payload_path(&format!("{path}.path"), &item.path, errors);
@@ -222,7 +222,7 @@ fn downward(source: &DownwardApiVolume, path: &str, errors: &mut Errors) {
     }
 }
 
-fn mode(mode: Option<i32>, path: &str, errors: &mut Errors) {
+fn mode(mode: Option<i32>, path: &str, errors: &mut FieldErrors) {
     if let Some(mode) = mode
         && !(0..=0o777).contains(&mode)
     {
@@ -235,7 +235,7 @@ fn mode(mode: Option<i32>, path: &str, errors: &mut Errors) {
 }
 
 /// Checks the path of a `subPath`.
-pub(super) fn sub_path(path: &str, text: &str, errors: &mut Errors) {
+pub(super) fn sub_path(path: &str, text: &str, errors: &mut FieldErrors) {
     if let Some(detail) = local_path(text) {
         errors.invalid(path, text, detail);
     }

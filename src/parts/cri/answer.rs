@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use super::wire;
 use crate::{
     api::{
-        ContainerId, PodUid, SandboxId, Wall,
+        ContainerId, PodUid, SandboxId, WallTime,
         cri::{
             ANNOTATION_HASH, ANNOTATION_RESTART_COUNT, ContainerItem, ContainerState,
-            ContainerStatus, Image, LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE,
+            ContainerStatus, LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE,
             LABEL_POD_UID, MountStatus, NamespaceMode, NamespaceOptions, PodItem, SandboxItem,
-            SandboxState, SandboxStatus, stop_signal_of_number,
+            SandboxState, SandboxStatus, StoredImage, stop_signal_of_number,
         },
-        order::Order as _,
+        order::OrderExt as _,
     },
     runtime::RuntimeError,
 };
@@ -33,8 +33,8 @@ pub(super) fn nonsense(what: &str) -> RuntimeError {
 
 /// All pods of two lists, sorted by UID.
 pub(super) fn pods(
-    sandboxes: Vec<wire::Sandbox>,
-    containers: Vec<wire::Container>,
+    sandboxes: Vec<wire::PodSandbox>,
+    containers: Vec<wire::ContainerMessage>,
 ) -> Result<Vec<PodItem>, RuntimeError> {
     for (what, has, limit) in [
         ("sandboxes", sandboxes.len(), MAX_SANDBOXES),
@@ -68,7 +68,7 @@ pub(super) fn pods(
             id: SandboxId::new(sandbox.id),
             attempt: metadata.attempt,
             state: sandbox_state(sandbox.state),
-            created_at: Wall(sandbox.created_at),
+            created_at: WallTime(sandbox.created_at),
         });
     }
     seen.clear();
@@ -96,7 +96,7 @@ pub(super) fn pods(
             id: ContainerId::new(container.id),
             sandbox: SandboxId::new(container.sandbox),
             state: container_state(container.state),
-            created_at: Wall(container.created_at),
+            created_at: WallTime(container.created_at),
         });
     }
     Ok(pods.into_values().collect())
@@ -118,7 +118,7 @@ fn container_state(state: i32) -> ContainerState {
     }
 }
 
-fn restart_count(annotations: &wire::Words, metadata: Option<&wire::ContainerMetadata>) -> u32 {
+fn restart_count(annotations: &wire::TextMap, metadata: Option<&wire::ContainerMetadata>) -> u32 {
     let written = annotations.get(ANNOTATION_RESTART_COUNT);
     let attempt = || metadata.map_or(0, |metadata| metadata.attempt);
     written.and_then(|n| n.parse().ok()).unwrap_or_else(attempt)
@@ -151,7 +151,7 @@ pub(super) fn sandbox(
         namespace: metadata.namespace,
         attempt: metadata.attempt,
         state,
-        created_at: Wall(status.created_at),
+        created_at: WallTime(status.created_at),
         ips: match state {
             SandboxState::Ready => addresses(status.network),
             SandboxState::NotReady => Vec::new(),
@@ -175,7 +175,7 @@ const fn namespace(mode: i32) -> NamespaceMode {
 }
 
 /// Reads the addresses of a sandbox. If one of them cannot be read, there are none (CRI-59).
-fn addresses(network: Option<wire::Network>) -> Vec<IpAddr> {
+fn addresses(network: Option<wire::PodSandboxNetworkStatus>) -> Vec<IpAddr> {
     let Some(network) = network.filter(|network| !network.ip.is_empty()) else {
         return Vec::new();
     };
@@ -189,7 +189,7 @@ fn addresses(network: Option<wire::Network>) -> Vec<IpAddr> {
 pub(super) fn container(
     asked: &str,
     sandbox: SandboxId,
-    status: &wire::ContainerStatus,
+    status: &wire::ContainerStatusMessage,
 ) -> Result<ContainerStatus, RuntimeError> {
     let name = status.labels.get(LABEL_CONTAINER_NAME);
     let image = status
@@ -205,7 +205,7 @@ pub(super) fn container(
     }
     let state = container_state(status.state);
     let has_ended = state == ContainerState::Exited;
-    let at = |nanos: i64, is_told: bool| (is_told && nanos > 0).then_some(Wall(nanos));
+    let at = |nanos: i64, is_told: bool| (is_told && nanos > 0).then_some(WallTime(nanos));
     let hash = status.annotations.get(ANNOTATION_HASH);
     let user = status.user.clone().and_then(|user| user.linux);
     let images = status.mounts.iter().filter_map(|mount| mount.image.clone());
@@ -233,7 +233,7 @@ pub(super) fn container(
         name: name.cloned().unwrap_or_default(),
         restart_count: restart_count(&status.annotations, Some(metadata)),
         state,
-        created_at: Wall(status.created_at),
+        created_at: WallTime(status.created_at),
         started_at: at(status.started_at, state != ContainerState::Created),
         finished_at: at(status.finished_at, has_ended),
         exit_code: if has_ended { status.exit_code } else { 0 },
@@ -254,7 +254,7 @@ pub(super) fn container(
 }
 
 /// Root directories of the agent from which a container mounts: one for each mount with a source below `pods/<uid>`.
-pub(super) fn roots(uid: &PodUid, mounts: &[wire::Mount]) -> Vec<PathBuf> {
+pub(super) fn roots(uid: &PodUid, mounts: &[wire::MountMessage]) -> Vec<PathBuf> {
     let of_pod = format!("/pods/{uid}/");
     let paths = mounts.iter().map(|mount| &mount.host_path);
     let roots = paths.filter_map(|path| path.split_once(&of_pod));
@@ -262,12 +262,12 @@ pub(super) fn roots(uid: &PodUid, mounts: &[wire::Mount]) -> Vec<PathBuf> {
 }
 
 /// An image.
-pub(super) fn image(image: wire::Image) -> Result<Image, RuntimeError> {
+pub(super) fn image(image: wire::ImageMessage) -> Result<StoredImage, RuntimeError> {
     if image.id.is_empty() || image.size == 0 {
         return Err(nonsense("an image without id or size"));
     }
     let uid = image.uid.map(|uid| uid.value);
-    Ok(Image {
+    Ok(StoredImage {
         id: image.id,
         repo_tags: image.repo_tags,
         repo_digests: image.repo_digests,

@@ -16,11 +16,11 @@ use std::{
 
 use smol::{Async, LocalExecutor, Timer, future::FutureExt as _};
 
-use super::{facade, remains::Remains};
+use super::{facade, remains::RemainingPods};
 use crate::{
     cli::{
-        CliError, Command, args,
-        commands::{MACHINE, Takes, value},
+        CliCommand, CliError, args,
+        commands::{CompletionKind, MACHINE, value},
         handed_sockets,
     },
     error::chain,
@@ -39,7 +39,7 @@ const MAX_CLIENTS: usize = 4;
 
 /// The command that answers kubeadm.
 pub(super) static COMMANDS: [PartCommand; 1] = [PartCommand {
-    command: Command {
+    command: CliCommand {
         name: "cri",
         args: "",
         group: MACHINE,
@@ -51,18 +51,18 @@ pub(super) static COMMANDS: [PartCommand; 1] = [PartCommand {
             "a socket of its own (default: the one that the service manager hands over)",
         )],
         agent_flags: true,
-        takes: Takes::Nothing,
+        takes: CompletionKind::Nothing,
     },
     run: |command, words| run(command, words).map(|()| ExitCode::SUCCESS),
 }];
 
-fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
+fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
     let (own, agent) = args::split(command, words)?;
     let path = own
         .into_iter()
         .map(|(_, value)| PathBuf::from(value))
         .next_back();
-    let remains = Remains::new(agent).map_err(|e| CliError::new(chain(&e)))?;
+    let remains = RemainingPods::new(agent).map_err(|e| CliError::new(chain(&e)))?;
     let listener = match (path, handed_sockets()) {
         (Some(path), _) => listen(&path)
             .map_err(|e| CliError::new(format!("cannot listen at {}: {e}", path.display())))?,
@@ -90,7 +90,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Serves until no client has come for [`IDLE`].
-async fn serve(listener: UnixListener, remains: &Remains) -> io::Result<()> {
+async fn serve(listener: UnixListener, remains: &RemainingPods) -> io::Result<()> {
     let listener = Async::new(listener)?;
     let clients: Rc<Cell<usize>> = Rc::default();
     let executor = LocalExecutor::new();

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::{fs, path::Path};
 
-use super::{Cri, answer::nonsense, link::Kind, request, unless_gone, wire};
+use super::{CriClient, answer::nonsense, link::CallKind, request, unless_gone, wire};
 use crate::{
     api::{
         ContainerId, SandboxId,
@@ -13,7 +13,8 @@ use crate::{
         },
     },
     runtime::{
-        AttachOptions, Connect, ExecOptions, Logs, RuntimeError, Start, Stream, log_removal,
+        AttachOptions, ExecOptions, LogRetention, PortConnector, RuntimeError, SessionStart,
+        StreamRoute, log_removal,
     },
 };
 
@@ -39,7 +40,7 @@ fn check_sources(paths: &[String]) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-impl Cri {
+impl CriClient {
     /// Makes a container; or takes the one that an earlier, broken call has made.
     pub(super) async fn create(
         &self,
@@ -66,10 +67,10 @@ impl Cri {
             config: Some(request::container(config, &self.settings)),
             sandbox_config: Some(request::sandbox(made)),
         };
-        let mut answer = wire::Word::default();
+        let mut answer = wire::TextMessage::default();
         let timeout = self.settings.request_timeout;
         let method = "CreateContainer";
-        let asked = self.ask_within(Kind::Make, method, &mut request, &mut answer, timeout);
+        let asked = self.ask_within(CallKind::Make, method, &mut request, &mut answer, timeout);
         match asked.await {
             Ok(()) if answer.word.is_empty() => Err(nonsense("a container without an id")),
             Ok(()) => Ok(answer.word.into()),
@@ -105,11 +106,15 @@ impl Cri {
     }
 
     pub(super) async fn start(&self, id: &ContainerId) -> Result<(), RuntimeError> {
-        let mut request = wire::Word {
+        let mut request = wire::TextMessage {
             word: id.to_string(),
         };
-        self.ask("StartContainer", &mut request, &mut wire::Empty::default())
-            .await
+        self.ask(
+            "StartContainer",
+            &mut request,
+            &mut wire::CriEmpty::default(),
+        )
+        .await
     }
 
     /// Stops a container, and reads its status afterwards: only that tells that it has ended.
@@ -119,8 +124,14 @@ impl Cri {
             timeout_s: seconds(grace),
         };
         let timeout = self.settings.request_timeout + grace;
-        let answer = &mut wire::Empty::default();
-        let asked = self.ask_within(Kind::Stop, "StopContainer", &mut request, answer, timeout);
+        let answer = &mut wire::CriEmpty::default();
+        let asked = self.ask_within(
+            CallKind::Stop,
+            "StopContainer",
+            &mut request,
+            answer,
+            timeout,
+        );
         unless_gone(asked.await)?;
         match self.container_status(id).await {
             Ok(status) if status.state == wire::CONTAINER_RUNNING => {
@@ -133,7 +144,11 @@ impl Cri {
 
     /// Removes a container and, unless they stay, its logs. The logs are removed first: if that fails the container is
     /// kept, and tried again.
-    pub(super) async fn remove(&self, id: &ContainerId, logs: Logs) -> Result<(), RuntimeError> {
+    pub(super) async fn remove(
+        &self,
+        id: &ContainerId,
+        logs: LogRetention,
+    ) -> Result<(), RuntimeError> {
         let status = match self.container_status(id).await {
             Err(RuntimeError::NotFound(_)) => return Ok(()),
             status => status?,
@@ -152,15 +167,15 @@ impl Cri {
         let removed = removed.await;
         removed.map_err(|e| failed(format!("remove the logs: {e}")))?;
         let timeout = self.settings.request_timeout;
-        self.ask_of(Kind::Stop, "RemoveContainer", id, timeout)
+        self.ask_of(CallKind::Stop, "RemoveContainer", id, timeout)
             .await
     }
 
     pub(super) async fn reopen(&self, id: &ContainerId) -> Result<(), RuntimeError> {
-        let mut request = wire::Word {
+        let mut request = wire::TextMessage {
             word: id.to_string(),
         };
-        let answer = &mut wire::Empty::default();
+        let answer = &mut wire::CriEmpty::default();
         self.ask("ReopenContainerLog", &mut request, answer).await
     }
 
@@ -173,7 +188,7 @@ impl Cri {
             id: id.to_string(),
             linux: Some(request::resources(resources)),
         };
-        let answer = &mut wire::Empty::default();
+        let answer = &mut wire::CriEmpty::default();
         self.ask("UpdateContainerResources", &mut request, answer)
             .await
     }
@@ -193,7 +208,7 @@ impl Cri {
         };
         let mut answer = wire::ExecSyncResponse::default();
         let asked = self.runtime.ask(
-            Kind::Call,
+            CallKind::Call,
             "ExecSync",
             &mut request,
             &mut answer,
@@ -214,7 +229,7 @@ impl Cri {
         &self,
         id: &ContainerId,
         options: &ExecOptions,
-    ) -> Result<Stream<Start<'a>>, RuntimeError> {
+    ) -> Result<StreamRoute<SessionStart<'a>>, RuntimeError> {
         let mut request = wire::ExecRequest {
             id: id.to_string(),
             command: options.command.clone(),
@@ -224,16 +239,16 @@ impl Cri {
             // A terminal has one stream for both.
             stderr: options.stderr && !options.tty,
         };
-        let mut answer = wire::Word::default();
+        let mut answer = wire::TextMessage::default();
         self.ask("Exec", &mut request, &mut answer).await?;
-        url(answer).map(Stream::Url)
+        url(answer).map(StreamRoute::Url)
     }
 
     pub(super) async fn attach_url<'a>(
         &self,
         id: &ContainerId,
         options: AttachOptions,
-    ) -> Result<Stream<Start<'a>>, RuntimeError> {
+    ) -> Result<StreamRoute<SessionStart<'a>>, RuntimeError> {
         let mut request = wire::AttachRequest {
             id: id.to_string(),
             stdin: options.stdin,
@@ -241,28 +256,28 @@ impl Cri {
             stdout: options.stdout,
             stderr: options.stderr && !options.tty,
         };
-        let mut answer = wire::Word::default();
+        let mut answer = wire::TextMessage::default();
         self.ask("Attach", &mut request, &mut answer).await?;
-        url(answer).map(Stream::Url)
+        url(answer).map(StreamRoute::Url)
     }
 
     pub(super) async fn port_forward_url<'a>(
         &self,
         id: &SandboxId,
         ports: &[u16],
-    ) -> Result<Stream<Connect<'a>>, RuntimeError> {
+    ) -> Result<StreamRoute<PortConnector<'a>>, RuntimeError> {
         let mut request = wire::PortForwardRequest {
             sandbox: id.to_string(),
             ports: ports.iter().copied().map(i32::from).collect(),
         };
-        let mut answer = wire::Word::default();
+        let mut answer = wire::TextMessage::default();
         self.ask("PortForward", &mut request, &mut answer).await?;
-        url(answer).map(Stream::Url)
+        url(answer).map(StreamRoute::Url)
     }
 }
 
 /// Reads the URL of streams, and adds the scheme that some runtimes leave out.
-fn url(answer: wire::Word) -> Result<String, RuntimeError> {
+fn url(answer: wire::TextMessage) -> Result<String, RuntimeError> {
     match answer.word {
         url if url.is_empty() => Err(nonsense("no URL for streams")),
         url if url.contains("://") => Ok(url),

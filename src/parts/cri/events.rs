@@ -12,7 +12,7 @@ use smol::{
     future::or,
 };
 
-use super::link::Link;
+use super::link::RuntimeLink;
 use crate::sys::turn;
 
 /// Pause before a runtime is asked again for events that it did not have (CRI-67), unless it is connected to anew.
@@ -21,13 +21,13 @@ const NOT_OFFERED_PAUSE: Duration = Duration::from_secs(300);
 const BROKEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
-pub(super) struct Bell {
+pub(super) struct RuntimeDoorbell {
     rings: Receiver<()>,
     ring: Sender<()>,
     connections: Receiver<()>,
 }
 
-impl Bell {
+impl RuntimeDoorbell {
     /// Makes a bell, and the channel for news of connections.
     pub(super) fn new() -> (Self, Sender<()>) {
         // A second ring would tell no more than the first.
@@ -49,13 +49,13 @@ impl Bell {
     }
 
     /// Listens to the runtime's events for as long as the bell exists.
-    pub(super) fn follow(&self, link: Rc<Link>, executor: &LocalExecutor<'static>) {
+    pub(super) fn follow(&self, link: Rc<RuntimeLink>, executor: &LocalExecutor<'static>) {
         let (ring, connections) = (self.ring.clone(), self.connections.clone());
         executor.spawn(listen(link, ring, connections)).detach();
     }
 }
 
-async fn listen(link: Rc<Link>, ring: Sender<()>, connections: Receiver<()>) {
+async fn listen(link: Rc<RuntimeLink>, ring: Sender<()>, connections: Receiver<()>) {
     // Bounded: each time it waits for a pause, or for a connection.
     while !ring.is_closed() {
         let heard = drain(&link, &ring).await;
@@ -80,7 +80,7 @@ async fn listen(link: Rc<Link>, ring: Sender<()>, connections: Receiver<()>) {
 }
 
 /// Reads events until they end. Returns true if there were any.
-async fn drain(link: &Link, ring: &Sender<()>) -> bool {
+async fn drain(link: &RuntimeLink, ring: &Sender<()>) -> bool {
     let mut heard = false;
     let Ok(mut events) = link.subscribe("GetContainerEvents").await else {
         return heard;

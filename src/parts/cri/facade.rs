@@ -7,22 +7,23 @@ use alloc::rc::Rc;
 
 use super::{
     CGROUPFS,
-    link::Clock,
+    link::CriClock,
     wire::{
-        Condition, Conditions, Empty, ImageFsInfoResponse, LinuxRuntimeConfiguration,
-        ListPodSandboxRequest, ListPodSandboxResponse, RuntimeConfigResponse, SANDBOX_READY,
-        Sandbox, SandboxMetadata, StatusResponse, VersionResponse, Word,
+        ConditionMessage, ConditionsMessage, CriEmpty, ImageFsInfoResponse,
+        LinuxRuntimeConfiguration, ListPodSandboxRequest, ListPodSandboxResponse, PodSandbox,
+        PodSandboxMetadata, RuntimeConfigResponse, SANDBOX_READY, StatusResponse, TextMessage,
+        VersionResponse,
     },
 };
 use crate::{
-    api::{SandboxId, Wall, cri::SandboxConfig},
+    api::{SandboxId, WallTime, cri::SandboxConfig},
     grpc::{
-        Pipe,
+        BytePipe,
         proto::Message,
-        server::{Answering, Exchange, Handler, serve as serve_connection},
-        status::{Code, Status},
+        server::{CallFuture, CallHandler, ServerCall, serve as serve_connection},
+        status::{GrpcCode, GrpcStatus},
     },
-    runtime::{Call, RuntimeError},
+    runtime::{RuntimeCall, RuntimeError},
 };
 
 /// `PodSandboxState`: not ready.
@@ -30,37 +31,37 @@ const SANDBOX_NOT_READY: i32 = 1;
 
 /// A sandbox of this machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Listed {
+pub(crate) struct ListedSandbox {
     /// Id of the sandbox.
     pub(crate) id: SandboxId,
     /// Configuration that the sandbox was made with; names its pod.
     pub(crate) config: SandboxConfig,
     /// Time at which the sandbox was made.
-    pub(crate) created_at: Wall,
+    pub(crate) created_at: WallTime,
     /// Set if the sandbox can be used.
     pub(crate) is_ready: bool,
 }
 
 /// Pods of this machine, as kubeadm lists and removes them. Stop and remove are idempotent.
-pub(crate) trait Pods {
+pub(crate) trait MachinePods {
     /// All sandboxes, sorted by id.
-    fn list(&self) -> Result<Vec<Listed>, RuntimeError>;
+    fn list(&self) -> Result<Vec<ListedSandbox>, RuntimeError>;
     /// Ends the containers of a sandbox, and its network.
-    fn stop<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
+    fn stop<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()>;
     /// Removes a sandbox with its containers.
-    fn remove<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
+    fn remove<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()>;
 }
 
 /// Answers one client until it goes.
-pub(crate) async fn serve(pipe: impl Pipe + 'static, pods: Rc<dyn Pods>) -> Status {
-    let handler: Handler = Rc::new(move |exchange| -> Answering {
+pub(crate) async fn serve(pipe: impl BytePipe + 'static, pods: Rc<dyn MachinePods>) -> GrpcStatus {
+    let handler: CallHandler = Rc::new(move |exchange| -> CallFuture {
         let pods = Rc::clone(&pods);
         Box::pin(answer(exchange, pods))
     });
-    serve_connection(pipe, handler, Rc::new(Clock)).await
+    serve_connection(pipe, handler, Rc::new(CriClock)).await
 }
 
-async fn answer(mut call: Exchange, pods: Rc<dyn Pods>) -> Result<(), Status> {
+async fn answer(mut call: ServerCall, pods: Rc<dyn MachinePods>) -> Result<(), GrpcStatus> {
     let path = call.path().to_owned();
     if path == "/runtime.v1.ImageService/ImageFsInfo" {
         // kubeadm connects to both services, and takes this answer for the sign that the second one is there.
@@ -91,16 +92,16 @@ async fn answer(mut call: Exchange, pods: Rc<dyn Pods>) -> Result<(), Status> {
             say(&mut call, RuntimeConfigResponse { linux }).await
         }
         "Status" => {
-            let is_true = |kind: &str| Condition {
+            let is_true = |kind: &str| ConditionMessage {
                 kind: kind.into(),
                 status: true,
-                ..Condition::default()
+                ..ConditionMessage::default()
             };
             let conditions = ["RuntimeReady", "NetworkReady"].map(is_true).into();
             say(
                 &mut call,
                 StatusResponse {
-                    status: Some(Conditions { conditions }),
+                    status: Some(ConditionsMessage { conditions }),
                     ..StatusResponse::default()
                 },
             )
@@ -120,28 +121,28 @@ async fn answer(mut call: Exchange, pods: Rc<dyn Pods>) -> Result<(), Status> {
             say(&mut call, ListPodSandboxResponse { items }).await
         }
         "StopPodSandbox" | "RemovePodSandbox" => {
-            let request: Word = call.request().await?;
+            let request: TextMessage = call.request().await?;
             let id = SandboxId::new(request.word);
             let done = match name {
                 "StopPodSandbox" => pods.stop(&id).await,
                 _ => pods.remove(&id).await,
             };
             done.map_err(refusal)?;
-            say(&mut call, Empty {}).await
+            say(&mut call, CriEmpty {}).await
         }
         _ => Err(unimplemented(&path)),
     }
 }
 
-async fn say(call: &mut Exchange, mut answer: impl Message) -> Result<(), Status> {
+async fn say(call: &mut ServerCall, mut answer: impl Message) -> Result<(), GrpcStatus> {
     call.answer(&mut answer).await
 }
 
-fn shown(listed: Listed) -> Sandbox {
+fn shown(listed: ListedSandbox) -> PodSandbox {
     let config = listed.config;
-    Sandbox {
+    PodSandbox {
         id: listed.id.to_string(),
-        metadata: Some(SandboxMetadata {
+        metadata: Some(PodSandboxMetadata {
             name: config.name,
             uid: config.uid.to_string(),
             namespace: config.namespace,
@@ -156,12 +157,12 @@ fn shown(listed: Listed) -> Sandbox {
     }
 }
 
-fn unimplemented(path: &str) -> Status {
+fn unimplemented(path: &str) -> GrpcStatus {
     let text =
         format!("{path}: picolet runs the containers itself, and answers here what kubeadm asks");
-    Status::new(Code::UNIMPLEMENTED, text)
+    GrpcStatus::new(GrpcCode::UNIMPLEMENTED, text)
 }
 
-fn refusal(error: RuntimeError) -> Status {
-    Status::new(Code::UNAVAILABLE, error.to_string())
+fn refusal(error: RuntimeError) -> GrpcStatus {
+    GrpcStatus::new(GrpcCode::UNAVAILABLE, error.to_string())
 }

@@ -3,12 +3,15 @@
 use serde_json::Value;
 
 use crate::{
-    api::cri::{Capabilities, CgroupDriver, Condition, Handler, RuntimeStatus, Version},
-    api::order::Order as _,
+    api::cri::{
+        CgroupDriver, HandlerCapabilities, RuntimeCapabilities, RuntimeCondition, RuntimeStatus,
+        RuntimeVersion,
+    },
+    api::order::OrderExt as _,
     grpc::{
-        client::{Client, Options},
+        client::{CallOptions, GrpcClient},
         proto::{self, Message},
-        status::{Code, Status},
+        status::{GrpcCode, GrpcStatus},
     },
 };
 
@@ -21,19 +24,19 @@ const MAX_HANDLERS: usize = 256;
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Facts {
+pub(super) struct CriRuntimeFacts {
     /// Name and version of the runtime.
-    pub(super) version: Version,
+    pub(super) version: RuntimeVersion,
     /// Handlers, and the policy for supplemental groups.
-    pub(super) capabilities: Capabilities,
+    pub(super) capabilities: RuntimeCapabilities,
 }
 
-impl Facts {
+impl CriRuntimeFacts {
     /// Asks over a new connection.
-    pub(super) async fn of(client: &Client) -> Result<Self, Status> {
-        let options = Options {
+    pub(super) async fn of(client: &GrpcClient) -> Result<Self, GrpcStatus> {
+        let options = CallOptions {
             timeout: Some(STATUS_TIMEOUT),
-            ..Options::default()
+            ..CallOptions::default()
         };
         let ask = async |method: &str, request: &mut dyn Message, answer: &mut dyn Message| {
             let path = format!("/runtime.v1.RuntimeService/{method}");
@@ -41,7 +44,7 @@ impl Facts {
             client.exchange(&path, request, answer, &options).await
         };
         let mut version = wire::VersionResponse::default();
-        let mut request = wire::Word {
+        let mut request = wire::TextMessage {
             word: KUBE_API_VERSION.into(),
         };
         ask("Version", &mut request, &mut version).await?;
@@ -50,7 +53,7 @@ impl Facts {
             ..Self::default()
         };
         let mut status = wire::StatusResponse::default();
-        ask("Status", &mut wire::Empty::default(), &mut status).await?;
+        ask("Status", &mut wire::CriEmpty::default(), &mut status).await?;
         facts.learn(status);
         Ok(facts)
     }
@@ -62,10 +65,10 @@ impl Facts {
             return;
         }
         let handlers = answer.handlers.into_iter().take(MAX_HANDLERS);
-        let mut handlers: Vec<Handler> = handlers
+        let mut handlers: Vec<HandlerCapabilities> = handlers
             .map(|handler| {
                 let features = handler.features.unwrap_or_default();
-                Handler {
+                HandlerCapabilities {
                     name: handler.name,
                     recursive_read_only_mounts: features.recursive_read_only_mounts,
                 }
@@ -73,7 +76,7 @@ impl Facts {
             .collect();
         handlers.order_by(|a, b| a.name.cmp(&b.name));
         handlers.dedup_by(|a, b| a.name == b.name);
-        self.capabilities = Capabilities {
+        self.capabilities = RuntimeCapabilities {
             handlers,
             supplemental_groups_policy: answer
                 .features
@@ -84,8 +87,8 @@ impl Facts {
     }
 }
 
-fn checked(answer: wire::VersionResponse) -> Result<Version, Status> {
-    let wrong = |text: String| Err(Status::new(Code::INTERNAL, text));
+fn checked(answer: wire::VersionResponse) -> Result<RuntimeVersion, GrpcStatus> {
+    let wrong = |text: String| Err(GrpcStatus::new(GrpcCode::INTERNAL, text));
     if [
         &answer.version,
         &answer.runtime_name,
@@ -103,7 +106,7 @@ fn checked(answer: wire::VersionResponse) -> Result<Version, Status> {
             answer.version
         ));
     }
-    Ok(Version {
+    Ok(RuntimeVersion {
         name: answer.runtime_name,
         version: answer.runtime_version,
     })
@@ -123,15 +126,15 @@ pub(super) fn driver_of(config: &str) -> Option<CgroupDriver> {
 }
 
 /// Finds a condition; a missing one does not hold.
-fn condition(answer: &wire::StatusResponse, kind: &str) -> Condition {
+fn condition(answer: &wire::StatusResponse, kind: &str) -> RuntimeCondition {
     let mut all = answer.status.iter().flat_map(|status| &status.conditions);
     match all.find(|condition| condition.kind == kind) {
-        Some(found) => Condition {
+        Some(found) => RuntimeCondition {
             ok: found.status,
             reason: found.reason.clone(),
             message: found.message.clone(),
         },
-        None => Condition {
+        None => RuntimeCondition {
             ok: false,
             reason: "Unknown".into(),
             message: format!("the runtime does not say whether {kind} holds"),

@@ -4,16 +4,16 @@ use core::time::Duration;
 use std::path::PathBuf;
 
 use super::{
-    Cri, Places,
+    CriClient, RuntimeDirectories,
     answer::{self, nonsense},
     failure,
-    link::Kind,
+    link::CallKind,
     request, unless_gone, wire,
 };
 use crate::{
-    api::cri::{AuthConfig, FsInfo, Image, SandboxConfig},
-    api::order::Order as _,
-    grpc::status::Code,
+    api::cri::{AuthConfig, FsInfo, SandboxConfig, StoredImage},
+    api::order::OrderExt as _,
+    grpc::status::GrpcCode,
     runtime::RuntimeError,
     sys::disk_usage,
 };
@@ -23,7 +23,7 @@ const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Text of the kernel's error for a full disk, as a runtime's message has it.
 const DISK_FULL: &str = "no space left on device";
 
-impl Cri {
+impl CriClient {
     async fn ask_images(
         &self,
         method: &'static str,
@@ -34,12 +34,12 @@ impl Cri {
         if matches!(method, "ListImages" | "ImageFsInfo") {
             timeout = timeout.min(NODE_TIMEOUT);
         }
-        self.ask_within(Kind::Image, method, request, answer, timeout)
+        self.ask_within(CallKind::Image, method, request, answer, timeout)
             .await
     }
 
     /// Asks for an image; `None` if the runtime does not have it.
-    pub(super) async fn image(&self, reference: &str) -> Result<Option<Image>, RuntimeError> {
+    pub(super) async fn image(&self, reference: &str) -> Result<Option<StoredImage>, RuntimeError> {
         let mut request = wire::ImageRequest {
             image: Some(request::image(reference, "")),
         };
@@ -55,12 +55,12 @@ impl Cri {
     }
 
     /// All images, sorted by id.
-    pub(super) async fn all_images(&self) -> Result<Vec<Image>, RuntimeError> {
+    pub(super) async fn all_images(&self) -> Result<Vec<StoredImage>, RuntimeError> {
         let mut answer = wire::ListImagesResponse::default();
-        let request = &mut wire::Empty::default();
+        let request = &mut wire::CriEmpty::default();
         self.ask_images("ListImages", request, &mut answer).await?;
         let all = answer.images.into_iter().map(answer::image);
-        let mut images: Vec<Image> = all.filter_map(Result::ok).collect();
+        let mut images: Vec<StoredImage> = all.filter_map(Result::ok).collect();
         images.order_by(|a, b| a.id.cmp(&b.id));
         Ok(images)
     }
@@ -78,7 +78,7 @@ impl Cri {
         }
         let mut request = wire::PullImageRequest {
             image: Some(image),
-            auth: credential.map(|auth| wire::AuthConfig {
+            auth: credential.map(|auth| wire::AuthConfigMessage {
                 username: auth.username.clone(),
                 password: auth.password.clone(),
                 auth: auth.auth.clone(),
@@ -88,17 +88,17 @@ impl Cri {
             }),
             sandbox_config: sandbox.map(request::sandbox),
         };
-        let mut answer = wire::Word::default();
+        let mut answer = wire::TextMessage::default();
         let asked = self
             .images
-            .ask(Kind::Pull, "PullImage", &mut request, &mut answer, None);
+            .ask(CallKind::Pull, "PullImage", &mut request, &mut answer, None);
         asked.await.map_err(|status| match status.code {
             // A full disk has no code of its own.
-            Code::UNKNOWN if status.message.contains(DISK_FULL) => {
+            GrpcCode::UNKNOWN if status.message.contains(DISK_FULL) => {
                 RuntimeError::Full(status.message)
             }
-            Code::UNKNOWN => RuntimeError::Denied(status.message),
-            Code::UNAVAILABLE | Code::CANCELED => failure("PullImage", None, status),
+            GrpcCode::UNKNOWN => RuntimeError::Denied(status.message),
+            GrpcCode::UNAVAILABLE | GrpcCode::CANCELED => failure("PullImage", None, status),
             _ => RuntimeError::Denied(status.to_string()),
         })?;
         match answer.word {
@@ -122,7 +122,7 @@ impl Cri {
                 Err(RuntimeError::NotFound(_)) => continue,
                 // The list still tells its image, if not the images that it mounts: one unreadable container must not
                 // keep all images.
-                Err(RuntimeError::Failed(_)) => wire::ContainerStatus::default(),
+                Err(RuntimeError::Failed(_)) => wire::ContainerStatusMessage::default(),
                 status => status?,
             };
             let spec = container.image.unwrap_or_default();
@@ -142,19 +142,19 @@ impl Cri {
         let mut request = wire::ImageRequest {
             image: Some(request::image(id, "")),
         };
-        let answer = &mut wire::Empty::default();
+        let answer = &mut wire::CriEmpty::default();
         unless_gone(self.ask_images("RemoveImage", &mut request, answer).await)
     }
 
     /// Asks for the directories of images and of writable layers.
-    async fn ask_places(&self) -> Result<Places, RuntimeError> {
+    async fn ask_places(&self) -> Result<RuntimeDirectories, RuntimeError> {
         let mut answer = wire::ImageFsInfoResponse::default();
-        let request = &mut wire::Empty::default();
+        let request = &mut wire::CriEmpty::default();
         self.ask_images("ImageFsInfo", request, &mut answer).await?;
         let images = first_place(answer.image_filesystems);
         let images = images.ok_or_else(|| nonsense("no file system of images"))?;
         let layers = first_place(answer.container_filesystems);
-        Ok(Places {
+        Ok(RuntimeDirectories {
             layers: layers.unwrap_or_else(|| images.clone()),
             images,
         })
@@ -166,7 +166,7 @@ impl Cri {
     }
 
     /// Asks for the runtime's directories, and reads the file system of the images.
-    pub(super) async fn look(&self) -> Result<(Places, FsInfo), RuntimeError> {
+    pub(super) async fn look(&self) -> Result<(RuntimeDirectories, FsInfo), RuntimeError> {
         let places = self.ask_places().await?;
         let path = places.images.clone();
         let looked = self.disk.run(move || {

@@ -12,14 +12,14 @@ use std::{os::unix::net::UnixStream, path::PathBuf};
 
 use smol::{Async, LocalExecutor, Task, Timer, future::or, lock::Mutex, lock::Semaphore};
 
-use super::{facts::Facts, wire};
+use super::{facts::CriRuntimeFacts, wire};
 use crate::{
-    api::Mono,
+    api::MonoTime,
     grpc::{
-        Sleep, Time,
-        client::{self, Client, Options},
+        ConnectionClock, SleepFuture,
+        client::{self, CallOptions, GrpcClient},
         proto::{self, Message},
-        status::{Code, Status},
+        status::{GrpcCode, GrpcStatus},
     },
     sys::clock,
 };
@@ -42,7 +42,7 @@ const MAX_PULLS: usize = 8;
 
 /// Kinds of calls. Each has places of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CallKind {
     /// A call to the runtime service.
     Call,
     /// Makes a sandbox or container: only after pods were listed on this connection.
@@ -56,13 +56,13 @@ pub(super) enum Kind {
 }
 
 /// See the module.
-pub(super) struct Link {
+pub(super) struct RuntimeLink {
     path: PathBuf,
     executor: Rc<LocalExecutor<'static>>,
-    state: RefCell<State>,
+    state: RefCell<RuntimeLinkState>,
     dialling: Mutex<()>,
     places: [Semaphore; 3],
-    facts: RefCell<Facts>,
+    facts: RefCell<CriRuntimeFacts>,
     /// Number of the connection on which pods were last listed.
     listed: Cell<u64>,
     /// Channel for news of new connections.
@@ -70,32 +70,32 @@ pub(super) struct Link {
 }
 
 #[derive(Default)]
-struct State {
+struct RuntimeLinkState {
     /// The client, and the task that carries its calls.
-    up: Option<(Client, Task<()>)>,
+    up: Option<(GrpcClient, Task<()>)>,
     /// Number of this connection.
     number: u64,
     failures: u32,
-    not_before: Mono,
+    not_before: MonoTime,
     /// Error of the last dial.
     why: String,
 }
 
-pub(super) struct Clock;
+pub(super) struct CriClock;
 
-impl Time for Clock {
+impl ConnectionClock for CriClock {
     fn now(&self) -> Duration {
-        clock::mono() - Mono(0)
+        clock::mono() - MonoTime(0)
     }
 
-    fn sleep(&self, time: Duration) -> Sleep {
+    fn sleep(&self, time: Duration) -> SleepFuture {
         Box::pin(async move {
             Timer::after(time).await;
         })
     }
 }
 
-impl Link {
+impl RuntimeLink {
     /// Makes a link to the socket at `path`. `connected` is told of new connections.
     pub(super) fn new(
         path: PathBuf,
@@ -115,7 +115,7 @@ impl Link {
     }
 
     /// Facts that the runtime last told about itself.
-    pub(super) fn facts(&self) -> Facts {
+    pub(super) fn facts(&self) -> CriRuntimeFacts {
         self.facts.borrow().clone()
     }
 
@@ -139,18 +139,18 @@ impl Link {
     /// Asks once, within `timeout`, and reads the answer.
     pub(super) async fn ask(
         &self,
-        kind: Kind,
+        kind: CallKind,
         method: &'static str,
         request: &mut dyn Message,
         answer: &mut dyn Message,
         timeout: Option<Duration>,
-    ) -> Result<(), Status> {
+    ) -> Result<(), GrpcStatus> {
         let request = proto::encode(request);
         let (places, service) = match kind {
-            Kind::Call | Kind::Make => (&self.places[0], "Runtime"),
-            Kind::Stop => (&self.places[1], "Runtime"),
-            Kind::Pull => (&self.places[2], "Image"),
-            Kind::Image => (&self.places[0], "Image"),
+            CallKind::Call | CallKind::Make => (&self.places[0], "Runtime"),
+            CallKind::Stop => (&self.places[1], "Runtime"),
+            CallKind::Pull => (&self.places[2], "Image"),
+            CallKind::Image => (&self.places[0], "Image"),
         };
         let place = async { Some(places.acquire().await) };
         let late = async {
@@ -164,29 +164,29 @@ impl Link {
             return Err(late_status());
         };
         let client = self.client().await?;
-        if kind == Kind::Make && self.listed.get() != self.number() {
+        if kind == CallKind::Make && self.listed.get() != self.number() {
             let text = "the runtime was connected to anew: its pods are listed first";
             return Err(unavailable(text));
         }
         let path = format!("/runtime.v1.{service}Service/{method}");
-        let options = Options {
+        let options = CallOptions {
             timeout,
-            ..Options::default()
+            ..CallOptions::default()
         };
         client.exchange(&path, request, answer, &options).await
     }
 
     /// Begins a call with a stream of answers.
-    pub(super) async fn subscribe(&self, method: &str) -> Result<client::Call, Status> {
+    pub(super) async fn subscribe(&self, method: &str) -> Result<client::ClientCall, GrpcStatus> {
         let client = self.client().await?;
         let path = format!("/runtime.v1.RuntimeService/{method}");
-        let options = Options::default();
-        let call = client.streaming(&path, &mut wire::Empty::default(), &options);
+        let options = CallOptions::default();
+        let call = client.streaming(&path, &mut wire::CriEmpty::default(), &options);
         call.await
     }
 
     /// The connection, or a new one.
-    async fn client(&self) -> Result<Client, Status> {
+    async fn client(&self) -> Result<GrpcClient, GrpcStatus> {
         if let Some(client) = self.current() {
             return Ok(client);
         }
@@ -222,9 +222,9 @@ impl Link {
         }
     }
 
-    fn current(&self) -> Option<Client> {
+    fn current(&self) -> Option<GrpcClient> {
         let mut state = self.state.borrow_mut();
-        let is_over = |(client, _): &mut (Client, _)| client.is_leaving();
+        let is_over = |(client, _): &mut (GrpcClient, _)| client.is_leaving();
         // Calls on the old connection go on for as long as they hold it; no new call begins there.
         if let Some((client, driver)) = state.up.take_if(is_over) {
             drop(client);
@@ -233,7 +233,7 @@ impl Link {
         state.up.as_ref().map(|(client, _)| client.clone())
     }
 
-    async fn dial(&self) -> Result<(Client, Task<()>), Status> {
+    async fn dial(&self) -> Result<(GrpcClient, Task<()>), GrpcStatus> {
         let failed = |why: &dyn core::fmt::Display| {
             unavailable(&format!("dial unix {}: {why}", self.path.display()))
         };
@@ -246,13 +246,13 @@ impl Link {
             Err(failed(&"it takes too long"))
         };
         let socket = or(connect, late).await?;
-        let (client, driver) = client::connect(socket, "localhost", Rc::new(Clock));
+        let (client, driver) = client::connect(socket, "localhost", Rc::new(CriClock));
         let path = self.path.display().to_string();
         let driver = self.executor.spawn(async move {
             let end = driver.await;
             log::debug!("the connection to {path} has ended: {}", end.message);
         });
-        let facts = Facts::of(&client).await.map_err(|e| failed(&e))?;
+        let facts = CriRuntimeFacts::of(&client).await.map_err(|e| failed(&e))?;
         let mut known = self.facts.borrow_mut();
         if known.version != facts.version {
             log::info!(
@@ -269,7 +269,7 @@ impl Link {
 }
 
 /// Pause after a failed dial that follows on so many failures.
-fn pause(failures: u32, now: Mono) -> Duration {
+fn pause(failures: u32, now: MonoTime) -> Duration {
     let mut pause = FIRST_PAUSE;
     for _ in 0..failures {
         if pause >= MAX_PAUSE {
@@ -282,13 +282,13 @@ fn pause(failures: u32, now: Mono) -> Duration {
     pause.min(MAX_PAUSE) * (100 - JITTER_PERCENT + vary) / 100
 }
 
-fn unavailable(text: &str) -> Status {
-    Status::new(Code::UNAVAILABLE, text)
+fn unavailable(text: &str) -> GrpcStatus {
+    GrpcStatus::new(GrpcCode::UNAVAILABLE, text)
 }
 
-fn late_status() -> Status {
-    Status::new(
-        Code::DEADLINE_EXCEEDED,
+fn late_status() -> GrpcStatus {
+    GrpcStatus::new(
+        GrpcCode::DEADLINE_EXCEEDED,
         "too many calls wait for the runtime",
     )
 }
@@ -302,7 +302,7 @@ mod tests {
         // CRI-04
         for (failures, middle) in [(0, 100), (1, 160), (2, 256), (8, 3000), (u32::MAX, 3000)] {
             for now in 0..40 {
-                let pause = pause(failures, Mono(now)).as_millis();
+                let pause = pause(failures, MonoTime(now)).as_millis();
                 let (low, high) = (middle * 80 / 100, middle * 120 / 100);
                 assert!((low..=high).contains(&pause), "{failures}: {pause}");
             }

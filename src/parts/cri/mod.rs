@@ -35,45 +35,47 @@ use std::path::PathBuf;
 use smol::{LocalExecutor, Timer};
 
 use self::{
-    events::Bell,
-    link::{Kind, Link, STATUS_TIMEOUT},
+    events::RuntimeDoorbell,
+    link::{CallKind, RuntimeLink, STATUS_TIMEOUT},
 };
 use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            AuthConfig, Capabilities, CgroupDriver, ContainerConfig, ExecOutput, FsInfo, Image,
-            LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus,
-            Version,
+            AuthConfig, CgroupDriver, ContainerConfig, ExecOutput, FsInfo, LinuxResources, PodItem,
+            PodRuntimeStatus, RuntimeCapabilities, RuntimeStatus, RuntimeVersion, SandboxConfig,
+            SandboxStatus, StoredImage,
         },
-        stats::{Detail, DiskUsage, PodUsage},
+        stats::{DiskUsage, PodUsage, StatsDetail},
     },
     cgroup::Cgroups,
     grpc::{
         proto::Message,
-        status::{Code, Status},
+        status::{GrpcCode, GrpcStatus},
     },
-    image::Progress,
+    image::ImageProgress,
     parts::{Part, PartCommand},
     runtime::{
-        AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeError,
-        RuntimeService, Start, Stream,
-        endpoint::{EndpointRuntime, OpenEndpoint, Opening, Places, Settings},
+        AttachOptions, ExecOptions, ImageService, LogRetention, PortConnector, RuntimeCall,
+        RuntimeError, RuntimeService, SessionStart, StreamRoute,
+        endpoint::{
+            EndpointOpening, EndpointRuntime, EndpointSettings, OpenEndpoint, RuntimeDirectories,
+        },
     },
     sys::lane::Lane,
 };
 
 /// A client of a runtime. See the module.
-pub(crate) struct Cri {
-    settings: Settings,
-    runtime: Rc<Link>,
-    images: Rc<Link>,
-    bell: Bell,
+pub(crate) struct CriClient {
+    settings: EndpointSettings,
+    runtime: Rc<RuntimeLink>,
+    images: Rc<RuntimeLink>,
+    bell: RuntimeDoorbell,
     disk: Lane,
     cgroups: Cgroups,
     /// Cgroup driver, as far as the runtime tells it.
     driver: Option<CgroupDriver>,
-    places: Places,
+    places: RuntimeDirectories,
     /// Running containers whose status could not be read at the last look at usage: each is logged once.
     unread: RefCell<BTreeSet<ContainerId>>,
 }
@@ -97,20 +99,20 @@ impl Part for CriPart {
 
 /// Connects to a runtime; see [`OpenEndpoint`].
 fn open<'a>(
-    settings: Settings,
+    settings: EndpointSettings,
     executor: &'a Rc<LocalExecutor<'static>>,
     disk: Lane,
     cgroups: Cgroups,
-) -> Opening<'a> {
+) -> EndpointOpening<'a> {
     Box::pin(async move {
-        let opened = Cri::open(settings, executor, disk, cgroups).await?;
+        let opened = CriClient::open(settings, executor, disk, cgroups).await?;
         let opened: Rc<dyn EndpointRuntime> = Rc::new(opened);
         Ok(opened)
     })
 }
 
-impl EndpointRuntime for Cri {
-    fn places(&self) -> &Places {
+impl EndpointRuntime for CriClient {
+    fn places(&self) -> &RuntimeDirectories {
         &self.places
     }
 
@@ -122,7 +124,7 @@ impl EndpointRuntime for Cri {
         self.driver
     }
 
-    fn shown_cgroup_driver(&self) -> Call<'_, Option<CgroupDriver>> {
+    fn shown_cgroup_driver(&self) -> RuntimeCall<'_, Option<CgroupDriver>> {
         Box::pin(async {
             let mut request = wire::StatusRequest { verbose: true };
             let mut answer = wire::StatusInfo::default();
@@ -134,20 +136,20 @@ impl EndpointRuntime for Cri {
     }
 }
 
-impl Cri {
+impl CriClient {
     /// Connects; the connections' tasks run on `executor`.
     ///
     /// # Errors
     /// The runtime does not answer, does not say who it is, or makes cgroups in a way that is not known here.
     pub(crate) async fn open(
-        settings: Settings,
+        settings: EndpointSettings,
         executor: &Rc<LocalExecutor<'static>>,
         disk: Lane,
         cgroups: Cgroups,
     ) -> Result<Self, RuntimeError> {
-        let (bell, connected) = Bell::new();
+        let (bell, connected) = RuntimeDoorbell::new();
         let link = |path: &PathBuf, connected: &smol::channel::Sender<()>| {
-            Rc::new(Link::new(
+            Rc::new(RuntimeLink::new(
                 path.clone(),
                 Rc::clone(executor),
                 connected.clone(),
@@ -167,7 +169,7 @@ impl Cri {
             disk,
             cgroups,
             driver: None,
-            places: Places::default(),
+            places: RuntimeDirectories::default(),
             unread: RefCell::default(),
         };
         (cri.places, _) = cri.look().await?;
@@ -181,9 +183,9 @@ impl Cri {
         let mut tries = 1;
         let answer = loop {
             let mut answer = wire::RuntimeConfigResponse::default();
-            let request = &mut wire::Empty::default();
+            let request = &mut wire::CriEmpty::default();
             let asked = self.runtime.ask(
-                Kind::Call,
+                CallKind::Call,
                 "RuntimeConfig",
                 request,
                 &mut answer,
@@ -191,7 +193,7 @@ impl Cri {
             );
             match asked.await {
                 Ok(()) => break answer,
-                Err(status) if status.code == Code::UNIMPLEMENTED => return Ok(None),
+                Err(status) if status.code == GrpcCode::UNIMPLEMENTED => return Ok(None),
                 Err(status) if tries == DRIVER_TRIES => {
                     return Err(failure("RuntimeConfig", None, status));
                 }
@@ -219,21 +221,21 @@ impl Cri {
         answer: &mut dyn Message,
     ) -> Result<(), RuntimeError> {
         let timeout = self.settings.request_timeout;
-        self.ask_within(Kind::Call, method, request, answer, timeout)
+        self.ask_within(CallKind::Call, method, request, answer, timeout)
             .await
     }
 
     async fn ask_within(
         &self,
-        kind: Kind,
+        kind: CallKind,
         method: &'static str,
         request: &mut dyn Message,
         answer: &mut dyn Message,
         timeout: Duration,
     ) -> Result<(), RuntimeError> {
         let link = match kind {
-            Kind::Call | Kind::Make | Kind::Stop => &self.runtime,
-            Kind::Image | Kind::Pull => &self.images,
+            CallKind::Call | CallKind::Make | CallKind::Stop => &self.runtime,
+            CallKind::Image | CallKind::Pull => &self.images,
         };
         let asked = link.ask(kind, method, request, answer, Some(timeout));
         let asked = asked.await;
@@ -243,22 +245,22 @@ impl Cri {
     /// Asks for the end or removal of something. "Not found" is success.
     async fn ask_of(
         &self,
-        kind: Kind,
+        kind: CallKind,
         method: &'static str,
         id: &str,
         timeout: Duration,
     ) -> Result<(), RuntimeError> {
-        let mut request = wire::Word { word: id.into() };
-        let answer = &mut wire::Empty::default();
+        let mut request = wire::TextMessage { word: id.into() };
+        let answer = &mut wire::CriEmpty::default();
         let asked = self.ask_within(kind, method, &mut request, answer, timeout);
         unless_gone(asked.await)
     }
 
     async fn read_status(&self) -> Result<RuntimeStatus, RuntimeError> {
         let mut answer = wire::StatusResponse::default();
-        let request = &mut wire::Empty::default();
+        let request = &mut wire::CriEmpty::default();
         let timeout = STATUS_TIMEOUT.min(self.settings.request_timeout);
-        self.ask_within(Kind::Call, "Status", request, &mut answer, timeout)
+        self.ask_within(CallKind::Call, "Status", request, &mut answer, timeout)
             .await?;
         let conditions = facts::conditions(&answer);
         self.runtime.learn(answer);
@@ -267,8 +269,8 @@ impl Cri {
 
     async fn set_pod_cidrs(&self, cidrs: &[String]) -> Result<(), RuntimeError> {
         let mut request = wire::UpdateRuntimeConfigRequest {
-            config: Some(wire::RuntimeConfig {
-                network: Some(wire::NetworkConfig {
+            config: Some(wire::RuntimeConfigMessage {
+                network: Some(wire::RuntimeNetworkConfig {
                     pod_cidr: cidrs.join(","),
                 }),
             }),
@@ -276,7 +278,7 @@ impl Cri {
         self.ask(
             "UpdateRuntimeConfig",
             &mut request,
-            &mut wire::Empty::default(),
+            &mut wire::CriEmpty::default(),
         )
         .await
     }
@@ -299,25 +301,25 @@ fn unless_gone(asked: Result<(), RuntimeError>) -> Result<(), RuntimeError> {
 }
 
 /// Translates the failure of a call for its caller. Texts are the runtime's own (CRI-06).
-fn failure(method: &'static str, timeout: Option<Duration>, status: Status) -> RuntimeError {
+fn failure(method: &'static str, timeout: Option<Duration>, status: GrpcStatus) -> RuntimeError {
     match status.code {
-        Code::NOT_FOUND => RuntimeError::NotFound(status.message),
-        Code::DEADLINE_EXCEEDED => RuntimeError::Timeout {
+        GrpcCode::NOT_FOUND => RuntimeError::NotFound(status.message),
+        GrpcCode::DEADLINE_EXCEEDED => RuntimeError::Timeout {
             what: method.into(),
             after: timeout.unwrap_or_default(),
         },
         // For streams: as many wait already as the runtime allows (CRI-78).
-        Code::RESOURCE_EXHAUSTED => RuntimeError::Exhausted(status.message),
+        GrpcCode::RESOURCE_EXHAUSTED => RuntimeError::Exhausted(status.message),
         _ => RuntimeError::Failed(status.message),
     }
 }
 
-impl ImageService for Cri {
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+impl ImageService for CriClient {
+    fn image_status<'a>(&'a self, reference: &'a str) -> RuntimeCall<'a, Option<StoredImage>> {
         Box::pin(self.image(reference))
     }
 
-    fn list_images(&self) -> Call<'_, Vec<Image>> {
+    fn list_images(&self) -> RuntimeCall<'_, Vec<StoredImage>> {
         Box::pin(self.all_images())
     }
 
@@ -326,46 +328,46 @@ impl ImageService for Cri {
         reference: &'a str,
         credential: Option<&'a AuthConfig>,
         sandbox: Option<&'a SandboxConfig>,
-    ) -> Call<'a, String> {
+    ) -> RuntimeCall<'a, String> {
         Box::pin(self.pull(reference, credential, sandbox))
     }
 
-    fn pull_progress(&self, _: &str) -> Option<Progress> {
+    fn pull_progress(&self, _: &str) -> Option<ImageProgress> {
         // CRI does not tell.
         None
     }
 
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+    fn remove_image<'a>(&'a self, id: &'a str) -> RuntimeCall<'a, ()> {
         Box::pin(self.remove_unused_image(id))
     }
 
-    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+    fn image_fs_info(&self) -> RuntimeCall<'_, FsInfo> {
         Box::pin(self.fs_info())
     }
 }
 
-impl RuntimeService for Cri {
-    fn version(&self) -> Version {
+impl RuntimeService for CriClient {
+    fn version(&self) -> RuntimeVersion {
         self.runtime.facts().version
     }
 
-    fn capabilities(&self) -> Capabilities {
+    fn capabilities(&self) -> RuntimeCapabilities {
         self.runtime.facts().capabilities
     }
 
-    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
+    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> RuntimeCall<'a, ()> {
         Box::pin(self.set_pod_cidrs(cidrs))
     }
 
-    fn status(&self) -> Call<'_, RuntimeStatus> {
+    fn status(&self) -> RuntimeCall<'_, RuntimeStatus> {
         Box::pin(self.read_status())
     }
 
-    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         Box::pin(self.list())
     }
 
-    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
+    fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus> {
         let uid = uid.clone();
         Box::pin(async move { self.inspect(&uid).await })
     }
@@ -374,16 +376,16 @@ impl RuntimeService for Cri {
         Box::pin(self.bell.ring())
     }
 
-    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> RuntimeCall<'a, SandboxStatus> {
         Box::pin(self.run_sandbox(config))
     }
 
-    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         let timeout = self.settings.request_timeout;
-        Box::pin(self.ask_of(Kind::Stop, "StopPodSandbox", id, timeout))
+        Box::pin(self.ask_of(CallKind::Stop, "StopPodSandbox", id, timeout))
     }
 
-    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         Box::pin(self.remove_sandbox(id))
     }
 
@@ -392,23 +394,27 @@ impl RuntimeService for Cri {
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
         made: Option<&'a SandboxConfig>,
-    ) -> Call<'a, ContainerId> {
+    ) -> RuntimeCall<'a, ContainerId> {
         Box::pin(self.create(sandbox, config, made))
     }
 
-    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
         Box::pin(self.start(id))
     }
 
-    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> RuntimeCall<'a, ()> {
         Box::pin(self.stop(id, grace))
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId, logs: Logs) -> Call<'a, ()> {
+    fn remove_container<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        logs: LogRetention,
+    ) -> RuntimeCall<'a, ()> {
         Box::pin(self.remove(id, logs))
     }
 
-    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
         Box::pin(self.reopen(id))
     }
 
@@ -418,7 +424,7 @@ impl RuntimeService for Cri {
         command: &'a [String],
         timeout: Option<Duration>,
         limit: usize,
-    ) -> Call<'a, ExecOutput> {
+    ) -> RuntimeCall<'a, ExecOutput> {
         Box::pin(self.run_command(id, command, timeout, limit))
     }
 
@@ -426,7 +432,7 @@ impl RuntimeService for Cri {
         &'a self,
         id: &'a ContainerId,
         resources: &'a LinuxResources,
-    ) -> Call<'a, ()> {
+    ) -> RuntimeCall<'a, ()> {
         Box::pin(self.update(id, resources))
     }
 
@@ -434,7 +440,7 @@ impl RuntimeService for Cri {
         &'a self,
         id: &'a ContainerId,
         options: &'a ExecOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         Box::pin(self.exec_url(id, options))
     }
 
@@ -442,7 +448,7 @@ impl RuntimeService for Cri {
         &'a self,
         id: &'a ContainerId,
         options: AttachOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         Box::pin(self.attach_url(id, options))
     }
 
@@ -450,15 +456,15 @@ impl RuntimeService for Cri {
         &'a self,
         id: &'a SandboxId,
         ports: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>> {
         Box::pin(self.port_forward_url(id, ports))
     }
 
-    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+    fn list_pod_usage(&self, detail: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>> {
         Box::pin(self.usage(detail))
     }
 
-    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>> {
         Box::pin(self.layer_usage(id))
     }
 }

@@ -4,9 +4,9 @@ use alloc::collections::BTreeSet;
 use std::{fs, io, path::Path};
 
 use super::{
-    Cri,
+    CriClient,
     answer::{self, nonsense},
-    link::Kind,
+    link::CallKind,
     request, wire,
 };
 use crate::{
@@ -17,21 +17,21 @@ use crate::{
             ContainerStatus, LABEL_POD_UID, PodItem, PodRuntimeStatus, SandboxConfig, SandboxState,
             SandboxStatus,
         },
-        order::{Gather as _, Order as _},
+        order::{GatherExt as _, OrderExt as _},
     },
-    runtime::{Logs, RuntimeError, termination},
+    runtime::{LogRetention, RuntimeError, termination},
 };
 
 /// `terminationMessagePolicy` that makes the log stand in for a message.
 const FALLBACK: &str = "FallbackToLogsOnError";
 
 /// Label selector for a pod's sandboxes and containers.
-fn of_pod(uid: &PodUid) -> wire::Words {
+fn of_pod(uid: &PodUid) -> wire::TextMap {
     let label = (LABEL_POD_UID.to_owned(), uid.to_string());
     core::iter::once(label).gather()
 }
 
-impl Cri {
+impl CriClient {
     /// Lists all pods. After that, sandboxes and containers may be made on this connection.
     pub(super) async fn list(&self) -> Result<Vec<PodItem>, RuntimeError> {
         let number = self.runtime.number();
@@ -47,12 +47,12 @@ impl Cri {
 
     async fn sandboxes(
         &self,
-        labels: Option<wire::Words>,
-    ) -> Result<Vec<wire::Sandbox>, RuntimeError> {
+        labels: Option<wire::TextMap>,
+    ) -> Result<Vec<wire::PodSandbox>, RuntimeError> {
         let mut request = wire::ListPodSandboxRequest {
-            filter: labels.map(|labels| wire::SandboxFilter {
+            filter: labels.map(|labels| wire::PodSandboxFilter {
                 labels,
-                ..wire::SandboxFilter::default()
+                ..wire::PodSandboxFilter::default()
             }),
         };
         let mut answer = wire::ListPodSandboxResponse::default();
@@ -64,7 +64,7 @@ impl Cri {
     pub(super) async fn containers(
         &self,
         filter: Option<wire::ContainerFilter>,
-    ) -> Result<Vec<wire::Container>, RuntimeError> {
+    ) -> Result<Vec<wire::ContainerMessage>, RuntimeError> {
         let mut request = wire::ListContainersRequest { filter };
         let mut answer = wire::ListContainersResponse::default();
         self.ask("ListContainers", &mut request, &mut answer)
@@ -125,7 +125,7 @@ impl Cri {
 
     /// Reads the status of a sandbox.
     pub(super) async fn sandbox(&self, id: &str) -> Result<SandboxStatus, RuntimeError> {
-        let mut request = wire::Word { word: id.into() };
+        let mut request = wire::TextMessage { word: id.into() };
         let mut answer = wire::PodSandboxStatusResponse::default();
         self.ask("PodSandboxStatus", &mut request, &mut answer)
             .await?;
@@ -135,8 +135,8 @@ impl Cri {
     pub(super) async fn container_status(
         &self,
         id: &str,
-    ) -> Result<wire::ContainerStatus, RuntimeError> {
-        let mut request = wire::Word { word: id.into() };
+    ) -> Result<wire::ContainerStatusMessage, RuntimeError> {
+        let mut request = wire::TextMessage { word: id.into() };
         let mut answer = wire::ContainerStatusResponse::default();
         self.ask("ContainerStatus", &mut request, &mut answer)
             .await?;
@@ -169,7 +169,7 @@ impl Cri {
             let mut mounts = raw.mounts.into_iter();
             let mounted = mounts.find(|mount| place == Some(&mount.container_path));
             let policy = raw.annotations.get(ANNOTATION_TERMINATION_POLICY);
-            let source = termination::Source {
+            let source = termination::TerminationSource {
                 file: mounted.map(|mount| mount.host_path).unwrap_or_default(),
                 log: status.log_path.clone(),
                 fallback: policy.is_some_and(|policy| policy == FALLBACK),
@@ -193,10 +193,10 @@ impl Cri {
             config: Some(request::sandbox(config)),
             runtime_handler: config.runtime_handler.clone(),
         };
-        let mut answer = wire::Word::default();
+        let mut answer = wire::TextMessage::default();
         let timeout = self.settings.request_timeout * 2;
         let asked = self.ask_within(
-            Kind::Make,
+            CallKind::Make,
             "RunPodSandbox",
             &mut request,
             &mut answer,
@@ -231,15 +231,15 @@ impl Cri {
         };
         let inside = self.containers(Some(filter)).await?;
         let timeout = self.settings.request_timeout;
-        self.ask_of(Kind::Stop, "StopPodSandbox", id, timeout)
+        self.ask_of(CallKind::Stop, "StopPodSandbox", id, timeout)
             .await?;
         for container in inside {
             // A runtime could take a prefix of an id for others.
             if container.sandbox == **id {
-                self.remove(&container.id.into(), Logs::Go).await?;
+                self.remove(&container.id.into(), LogRetention::Go).await?;
             }
         }
-        self.ask_of(Kind::Stop, "RemovePodSandbox", id, timeout)
+        self.ask_of(CallKind::Stop, "RemovePodSandbox", id, timeout)
             .await
     }
 }

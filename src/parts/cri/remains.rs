@@ -9,14 +9,14 @@ use std::{ffi::OsString, fs, io};
 
 use smol::lock::Mutex;
 
-use super::facade::{Listed, Pods};
+use super::facade::{ListedSandbox, MachinePods};
 use crate::{
-    agent::{Choice, Locked, Reset, ResetError, pod_store::PodStore},
-    api::{PodUid, SandboxId, order::Order as _},
+    agent::{LockedReset, ResetError, ResetOptions, ResetPlan, pod_store::PodStore},
+    api::{PodUid, SandboxId, order::OrderExt as _},
     cgroup::Cgroups,
     error::chain,
     runtime::{
-        Call, Logs, RuntimeError, RuntimeService as _,
+        LogRetention, RuntimeCall, RuntimeError, RuntimeService as _,
         runc::{
             Runc,
             record::{self, SandboxPhase, SandboxRecord},
@@ -31,30 +31,30 @@ const GRACE_S: i64 = 1;
 const MAX_SANDBOXES: usize = 4096;
 
 /// View of one client of the pods that are left. The locks are held as long as a client is there that needed them.
-pub(crate) struct Remains {
-    reset: Reset,
+pub(crate) struct RemainingPods {
+    reset: ResetPlan,
     /// Runtime, records and locks, shared by all clients.
-    opened: Rc<Mutex<Weak<Opened>>>,
-    mine: RefCell<Option<Rc<Opened>>>,
+    opened: Rc<Mutex<Weak<OpenedRuntime>>>,
+    mine: RefCell<Option<Rc<OpenedRuntime>>>,
 }
 
-struct Opened {
+struct OpenedRuntime {
     runtime: Runc,
     store: PodStore,
-    _locked: Locked,
+    _locked: LockedReset,
 }
 
-impl Remains {
+impl RemainingPods {
     /// Makes the view for the first client, of the agent with the flags `words`.
     ///
     /// # Errors
-    /// As [`Reset::new`]; and a runtime of another process has the pods.
+    /// As [`ResetPlan::new`]; and a runtime of another process has the pods.
     pub(crate) fn new(words: Vec<OsString>) -> Result<Self, ResetError> {
-        let choice = Choice {
+        let choice = ResetOptions {
             keep_images: true,
             grace_s: Some(GRACE_S),
         };
-        let reset = Reset::new(words, choice)?;
+        let reset = ResetPlan::new(words, choice)?;
         if let Some(endpoints) = &reset.cfg.runtime.endpoints {
             let at = endpoints.runtime.display();
             let why = format!("the runtime at {at} has the pods: name that one to kubeadm");
@@ -77,7 +77,7 @@ impl Remains {
         }
     }
 
-    async fn open(&self) -> Result<Rc<Opened>, RuntimeError> {
+    async fn open(&self) -> Result<Rc<OpenedRuntime>, RuntimeError> {
         let mut opened = self.opened.lock().await;
         if let Some(opened) = opened.upgrade() {
             self.mine.replace(Some(Rc::clone(&opened)));
@@ -88,7 +88,7 @@ impl Remains {
         let locked = reset.lock(false).map_err(|e| failed(&e))?;
         let cgroups = Cgroups::detect().map_err(|e| failed(&e))?;
         let dirs = &self.reset.cfg.dirs;
-        let new = Rc::new(Opened {
+        let new = Rc::new(OpenedRuntime {
             runtime: self.reset.open_runtime(cgroups).await?,
             store: PodStore::new(&dirs.root, &dirs.run, &proc::boot_id().unwrap_or_default()),
             _locked: locked,
@@ -125,9 +125,9 @@ impl Remains {
     }
 }
 
-impl Pods for Remains {
-    fn list(&self) -> Result<Vec<Listed>, RuntimeError> {
-        let shown = |record: SandboxRecord| Listed {
+impl MachinePods for RemainingPods {
+    fn list(&self) -> Result<Vec<ListedSandbox>, RuntimeError> {
+        let shown = |record: SandboxRecord| ListedSandbox {
             id: record.id,
             config: record.config,
             created_at: record.created_at,
@@ -136,7 +136,7 @@ impl Pods for Remains {
         Ok(self.records()?.into_iter().map(shown).collect())
     }
 
-    fn stop<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn stop<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
             let Some(uid) = self.pod_of(id)? else {
                 return Ok(());
@@ -149,7 +149,7 @@ impl Pods for Remains {
         })
     }
 
-    fn remove<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn remove<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
             let Some(uid) = self.pod_of(id)? else {
                 return Ok(());
@@ -159,7 +159,7 @@ impl Pods for Remains {
             for container in status.containers.iter().filter(|c| c.sandbox == *id) {
                 opened
                     .runtime
-                    .remove_container(&container.id, Logs::Go)
+                    .remove_container(&container.id, LogRetention::Go)
                     .await?;
             }
             opened.runtime.remove_pod_sandbox(id).await

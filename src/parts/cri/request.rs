@@ -1,9 +1,10 @@
 //! Translation of the agent's configurations of sandboxes and containers into requests (CRI-16 to CRI-35).
 
-use super::{Settings, wire};
+use super::{EndpointSettings, wire};
 use crate::api::cri::{
-    ContainerConfig, Device, LinuxResources, LinuxSecurity, Mount, NamespaceMode, NamespaceOptions,
-    PortMapping, Propagation, SandboxConfig, SecurityProfile, stop_signal_number,
+    ContainerConfig, ContainerDeviceNode, ContainerMount, LinuxResources, LinuxSecurity,
+    MountPropagation, NamespaceMode, NamespaceOptions, PortMapping, SandboxConfig, SecurityProfile,
+    stop_signal_number,
 };
 
 /// `SecurityProfile.ProfileType`.
@@ -12,9 +13,9 @@ const UNCONFINED: i32 = 1;
 const LOCALHOST: i32 = 2;
 
 /// A sandbox, made anew for each call that names it.
-pub(super) fn sandbox(config: &SandboxConfig) -> wire::SandboxConfig {
-    wire::SandboxConfig {
-        metadata: Some(wire::SandboxMetadata {
+pub(super) fn sandbox(config: &SandboxConfig) -> wire::PodSandboxConfig {
+    wire::PodSandboxConfig {
+        metadata: Some(wire::PodSandboxMetadata {
             name: config.name.clone(),
             uid: config.uid.to_string(),
             namespace: config.namespace.clone(),
@@ -22,7 +23,7 @@ pub(super) fn sandbox(config: &SandboxConfig) -> wire::SandboxConfig {
         }),
         hostname: config.hostname.clone(),
         log_directory: config.log_directory.clone(),
-        dns: Some(wire::DnsConfig {
+        dns: Some(wire::DnsConfigMessage {
             servers: config.dns.servers.clone(),
             searches: config.dns.searches.clone(),
             options: config.dns.options.clone(),
@@ -39,7 +40,7 @@ pub(super) fn sandbox(config: &SandboxConfig) -> wire::SandboxConfig {
                 supplemental_groups: config.user.supplemental_groups.clone(),
                 privileged: config.privileged,
                 run_as_group: config.user.run_as_group.map(number),
-                seccomp: Some(wire::SecurityProfile::default()),
+                seccomp: Some(wire::SecurityProfileMessage::default()),
                 supplemental_groups_policy: config.user.strict_supplemental_groups.into(),
             }),
             sysctls: config.sysctls.clone(),
@@ -49,8 +50,8 @@ pub(super) fn sandbox(config: &SandboxConfig) -> wire::SandboxConfig {
     }
 }
 
-fn port(mapping: &PortMapping) -> wire::PortMapping {
-    wire::PortMapping {
+fn port(mapping: &PortMapping) -> wire::PortMappingMessage {
+    wire::PortMappingMessage {
         protocol: match &*mapping.protocol {
             "UDP" => 1,
             "SCTP" => 2,
@@ -89,12 +90,15 @@ fn namespaces(options: NamespaceOptions, target: &str) -> wire::NamespaceOption 
 }
 
 /// A container.
-pub(super) fn container(config: &ContainerConfig, settings: &Settings) -> wire::ContainerConfig {
+pub(super) fn container(
+    config: &ContainerConfig,
+    settings: &EndpointSettings,
+) -> wire::ContainerConfigMessage {
     let value = |(key, value): &(String, String)| wire::KeyValue {
         key: key.clone(),
         value: value.clone().into_bytes(),
     };
-    wire::ContainerConfig {
+    wire::ContainerConfigMessage {
         metadata: Some(wire::ContainerMetadata {
             name: config.name.clone(),
             attempt: config.attempt,
@@ -126,34 +130,34 @@ pub(super) fn container(config: &ContainerConfig, settings: &Settings) -> wire::
 }
 
 /// An image as a pod and the runtime name it.
-pub(super) fn image(image: &str, user_image: &str) -> wire::ImageSpec {
-    wire::ImageSpec {
+pub(super) fn image(image: &str, user_image: &str) -> wire::ImageSpecMessage {
+    wire::ImageSpecMessage {
         image: image.into(),
         user_specified_image: user_image.into(),
-        ..wire::ImageSpec::default()
+        ..wire::ImageSpecMessage::default()
     }
 }
 
-fn mount(mount: &Mount) -> wire::Mount {
-    wire::Mount {
+fn mount(mount: &ContainerMount) -> wire::MountMessage {
+    wire::MountMessage {
         container_path: mount.container_path.clone(),
         host_path: mount.host_path.clone(),
         readonly: mount.read_only,
         propagation: match mount.propagation {
-            Propagation::Private => 0,
-            Propagation::HostToContainer => 1,
-            Propagation::Bidirectional => 2,
+            MountPropagation::Private => 0,
+            MountPropagation::HostToContainer => 1,
+            MountPropagation::Bidirectional => 2,
         },
         recursive_read_only: mount.recursive_read_only,
         image: mount.image.as_ref().map(|i| image(&i.image, &i.user_image)),
         image_sub_path: mount.image_sub_path.clone(),
-        ..wire::Mount::default()
+        ..wire::MountMessage::default()
     }
 }
 
 /// Translates a device. CRI has no fields for owner and mode: the runtime chooses them.
-fn device(device: &Device) -> wire::Device {
-    wire::Device {
+fn device(device: &ContainerDeviceNode) -> wire::DeviceMessage {
+    wire::DeviceMessage {
         container_path: device.container_path.clone(),
         host_path: device.host_path.clone(),
         permissions: device.permissions.clone(),
@@ -161,10 +165,10 @@ fn device(device: &Device) -> wire::Device {
 }
 
 /// Translates limits; one that is not set is 0.
-pub(super) fn resources(limits: &LinuxResources) -> wire::Resources {
+pub(super) fn resources(limits: &LinuxResources) -> wire::LinuxContainerResources {
     let number = |n: Option<u64>| n.map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX));
     let pages = limits.hugepage_limits.iter();
-    wire::Resources {
+    wire::LinuxContainerResources {
         cpu_period: number(limits.cpu_period_us),
         cpu_quota: limits.cpu_quota_us.unwrap_or(0),
         cpu_shares: number(limits.cpu_shares),
@@ -181,7 +185,7 @@ pub(super) fn resources(limits: &LinuxResources) -> wire::Resources {
     }
 }
 
-fn security(wanted: &LinuxSecurity, settings: &Settings) -> wire::ContainerSecurity {
+fn security(wanted: &LinuxSecurity, settings: &EndpointSettings) -> wire::ContainerSecurity {
     let has_capabilities =
         !wanted.add_capabilities.is_empty() || !wanted.drop_capabilities.is_empty();
     let target = wanted.target.as_ref().map_or("", |id| id.as_str());
@@ -221,18 +225,18 @@ fn security(wanted: &LinuxSecurity, settings: &Settings) -> wire::ContainerSecur
     }
 }
 
-const fn kind(kind: i32) -> wire::SecurityProfile {
-    wire::SecurityProfile {
+const fn kind(kind: i32) -> wire::SecurityProfileMessage {
+    wire::SecurityProfileMessage {
         kind,
         localhost_ref: String::new(),
     }
 }
 
-fn profile(profile: &SecurityProfile) -> Option<wire::SecurityProfile> {
+fn profile(profile: &SecurityProfile) -> Option<wire::SecurityProfileMessage> {
     Some(match profile {
         SecurityProfile::RuntimeDefault => kind(RUNTIME_DEFAULT),
         SecurityProfile::Unconfined => kind(UNCONFINED),
-        SecurityProfile::Localhost(reference) => wire::SecurityProfile {
+        SecurityProfile::Localhost(reference) => wire::SecurityProfileMessage {
             kind: LOCALHOST,
             localhost_ref: reference.clone(),
         },
@@ -257,11 +261,11 @@ mod tests {
     use super::*;
     use crate::grpc::proto::encode;
 
-    fn settings() -> Settings {
-        Settings {
+    fn settings() -> EndpointSettings {
+        EndpointSettings {
             masked_paths: vec!["/proc/kcore".into()],
             readonly_paths: vec!["/proc/sys".into()],
-            ..Settings::default()
+            ..EndpointSettings::default()
         }
     }
 
@@ -298,7 +302,7 @@ mod tests {
         let mut sent = super::security(&security, &settings());
         assert_eq!(sent.run_as_user, Some(wire::Int64Value { value: 0 }));
         assert_eq!(sent.run_as_username, "", "never both");
-        assert_eq!(sent.seccomp, Some(wire::SecurityProfile::default()));
+        assert_eq!(sent.seccomp, Some(wire::SecurityProfileMessage::default()));
         assert_eq!(sent.apparmor_profile, "localhost/mine");
         assert_eq!(sent.apparmor.as_ref().map(|a| a.kind), Some(LOCALHOST));
         assert_eq!(sent.masked_paths, ["/proc/kcore"]);
@@ -359,7 +363,10 @@ mod tests {
         let modes = security.namespaces.expect("namespaces");
         assert_eq!((modes.network, modes.ipc, modes.pid), (2, 0, 1));
         assert_eq!(modes.userns.map(|u| u.mode), Some(2));
-        assert_eq!(security.seccomp, Some(wire::SecurityProfile::default()));
+        assert_eq!(
+            security.seccomp,
+            Some(wire::SecurityProfileMessage::default())
+        );
     }
 
     #[test]

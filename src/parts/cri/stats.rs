@@ -3,12 +3,12 @@
 
 use alloc::collections::BTreeSet;
 
-use super::{Cri, EndpointRuntime as _, wire};
+use super::{CriClient, EndpointRuntime as _, wire};
 use crate::{
     api::{
         cri::{ContainerState, SandboxState},
-        order::Order as _,
-        stats::{ContainerUsage, Detail, DiskUsage, PodUsage},
+        order::OrderExt as _,
+        stats::{ContainerUsage, DiskUsage, PodUsage, StatsDetail},
     },
     cgroup::Cgroups,
     net::traffic,
@@ -16,9 +16,9 @@ use crate::{
     sys::lane::on_fresh_thread,
 };
 
-impl Cri {
+impl CriClient {
     /// Pods with a usable sandbox and their running containers, sorted by UID.
-    pub(super) async fn usage(&self, detail: Detail) -> Result<Vec<PodUsage>, RuntimeError> {
+    pub(super) async fn usage(&self, detail: StatsDetail) -> Result<Vec<PodUsage>, RuntimeError> {
         let (mut pods, mut unread) = (Vec::new(), BTreeSet::new());
         for pod in self.list().await? {
             let mut newest: Vec<_> = pod.sandboxes.iter().collect();
@@ -44,9 +44,9 @@ impl Cri {
                             );
                         }
                         unread.insert(id.clone());
-                        wire::ContainerStatus {
+                        wire::ContainerStatusMessage {
                             started_at: container.created_at.0,
-                            ..wire::ContainerStatus::default()
+                            ..wire::ContainerStatusMessage::default()
                         }
                     }
                     status => status?,
@@ -55,7 +55,7 @@ impl Cri {
                     id: container.id.clone(),
                     name: container.name.clone(),
                     image: status.image.unwrap_or_default().image,
-                    started_at: crate::api::Wall(status.started_at),
+                    started_at: crate::api::WallTime(status.started_at),
                     log_path: status.log_path,
                     ..ContainerUsage::default()
                 });
@@ -91,7 +91,7 @@ impl Cri {
 
     /// Asks for the disk use of a container's writable layer, as the runtime counts it.
     pub(super) async fn layer_usage(&self, id: &str) -> Result<Option<DiskUsage>, RuntimeError> {
-        let mut request = wire::Word { word: id.into() };
+        let mut request = wire::TextMessage { word: id.into() };
         let mut answer = wire::ContainerStatsResponse::default();
         self.ask("ContainerStats", &mut request, &mut answer)
             .await?;
@@ -111,7 +111,7 @@ fn read(
     groups: Option<[String; 3]>,
     sandbox: &str,
     mut pod: PodUsage,
-    detail: Detail,
+    detail: StatsDetail,
 ) -> PodUsage {
     let Some(group) = groups
         .into_iter()
@@ -141,7 +141,7 @@ fn read(
         container.cgroup = path;
         container.usage.cpu.is_some() || container.usage.memory.is_some()
     });
-    if detail == Detail::Full {
+    if detail == StatsDetail::Full {
         // Every process in the sandbox's own group has the pod's network.
         let inside = below(sandbox).map(|path| cgroups.pids(&path));
         let first = inside.and_then(|pids| pids.first().copied());

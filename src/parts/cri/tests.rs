@@ -17,14 +17,14 @@ use smol::{Async, Task, Timer};
 use super::*;
 use crate::{
     api::cri::{
-        ANNOTATION_HASH, ANNOTATION_RESTART_COUNT, ContainerState, LABEL_CONTAINER_NAME,
-        LABEL_POD_UID, Mount, SandboxState,
+        ANNOTATION_HASH, ANNOTATION_RESTART_COUNT, ContainerMount, ContainerState,
+        LABEL_CONTAINER_NAME, LABEL_POD_UID, SandboxState,
     },
     grpc::{
-        Sleep, Time,
-        hpack::Field,
+        ConnectionClock, SleepFuture,
+        hpack::HeaderField,
         proto::{Limits, decode, encode},
-        server::{self, Exchange},
+        server::{self, ServerCall},
     },
     sys::clock,
 };
@@ -49,11 +49,11 @@ type Script = Rc<dyn Fn(&[u8]) -> Reply>;
 
 struct Real;
 
-impl Time for Real {
+impl ConnectionClock for Real {
     fn now(&self) -> Duration {
-        clock::mono() - crate::api::Mono(0)
+        clock::mono() - crate::api::MonoTime(0)
     }
-    fn sleep(&self, time: Duration) -> Sleep {
+    fn sleep(&self, time: Duration) -> SleepFuture {
         Box::pin(async move {
             Timer::after(time).await;
         })
@@ -66,7 +66,7 @@ struct Double {
     scripts: Rc<RefCell<BTreeMap<&'static str, Script>>>,
     calls: Rc<RefCell<Vec<String>>>,
     /// The header fields of each call.
-    heads: Rc<RefCell<Vec<Vec<Field>>>>,
+    heads: Rc<RefCell<Vec<Vec<HeaderField>>>>,
     serving: RefCell<Option<Task<()>>>,
 }
 
@@ -90,19 +90,19 @@ fn version(name: &str) -> Reply {
 }
 
 fn status(ready: bool) -> Reply {
-    let condition = |kind: &str, status| wire::Condition {
+    let condition = |kind: &str, status| wire::ConditionMessage {
         kind: kind.into(),
         status,
-        ..wire::Condition::default()
+        ..wire::ConditionMessage::default()
     };
     say(&mut wire::StatusResponse {
-        status: Some(wire::Conditions {
+        status: Some(wire::ConditionsMessage {
             conditions: vec![
                 condition("RuntimeReady", ready),
                 condition("NetworkReady", true),
             ],
         }),
-        handlers: vec![wire::Handler {
+        handlers: vec![wire::HandlerMessage {
             name: "kata".into(),
             features: Some(wire::HandlerFeatures {
                 user_namespaces: true,
@@ -127,7 +127,7 @@ impl Double {
         double.on("Status", status(true));
         double.on("ImageFsInfo", image_fs());
         for list in ["ListPodSandbox", "ListContainers", "ListImages"] {
-            double.on(list, say(&mut wire::Empty::default()));
+            double.on(list, say(&mut wire::CriEmpty::default()));
         }
         double.serve();
         double
@@ -157,7 +157,7 @@ impl Double {
         let listener = Async::<UnixListener>::bind(&self.path).expect("socket");
         let (scripts, calls) = (Rc::clone(&self.scripts), Rc::clone(&self.calls));
         let heads = Rc::clone(&self.heads);
-        let handler: server::Handler = Rc::new(move |exchange| {
+        let handler: server::CallHandler = Rc::new(move |exchange| {
             heads.borrow_mut().push(exchange.metadata().to_vec());
             Box::pin(answer(exchange, Rc::clone(&scripts), Rc::clone(&calls)))
         });
@@ -179,32 +179,32 @@ impl Double {
         self.serving.replace(Some(self.executor.spawn(run)));
     }
 
-    fn settings(&self) -> Settings {
-        Settings {
+    fn settings(&self) -> EndpointSettings {
+        EndpointSettings {
             endpoint: self.path.clone(),
             image_endpoint: self.path.clone(),
             request_timeout: TIMEOUT,
-            ..Settings::default()
+            ..EndpointSettings::default()
         }
     }
 
-    async fn open(&self) -> Result<Cri, RuntimeError> {
+    async fn open(&self) -> Result<CriClient, RuntimeError> {
         self.open_as(CgroupDriver::Cgroupfs).await
     }
 
-    async fn open_as(&self, cgroup_driver: CgroupDriver) -> Result<Cri, RuntimeError> {
+    async fn open_as(&self, cgroup_driver: CgroupDriver) -> Result<CriClient, RuntimeError> {
         let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
         let hierarchy = crate::cgroup::Hierarchy::parse(line).expect("a tree");
         let cgroups = Cgroups::with(hierarchy);
-        let settings = Settings {
+        let settings = EndpointSettings {
             cgroup_driver,
             ..self.settings()
         };
-        Cri::open(settings, &self.executor, Lane::inline(), cgroups).await
+        CriClient::open(settings, &self.executor, Lane::inline(), cgroups).await
     }
 
     /// A client that has listed all pods.
-    async fn client(&self) -> Cri {
+    async fn client(&self) -> CriClient {
         let cri = self.open().await.expect("a runtime");
         cri.list_pods().await.expect("a list");
         cri
@@ -218,10 +218,10 @@ impl Drop for Double {
 }
 
 async fn answer(
-    mut exchange: Exchange,
+    mut exchange: ServerCall,
     scripts: Rc<RefCell<BTreeMap<&'static str, Script>>>,
     calls: Rc<RefCell<Vec<String>>>,
-) -> Result<(), Status> {
+) -> Result<(), GrpcStatus> {
     let method = exchange
         .path()
         .rsplit('/')
@@ -231,10 +231,10 @@ async fn answer(
     let request = exchange.next().await?.unwrap_or_default();
     calls.borrow_mut().push(method.clone());
     let script = scripts.borrow().get(&*method).cloned();
-    let unknown = || Status::new(Code::UNIMPLEMENTED, format!("unknown method {method}"));
+    let unknown = || GrpcStatus::new(GrpcCode::UNIMPLEMENTED, format!("unknown method {method}"));
     match script.ok_or_else(unknown)?(&request) {
         Reply::Say(bytes) => exchange.send(&bytes).await,
-        Reply::Fail(code, text) => Err(Status::new(Code(code), text)),
+        Reply::Fail(code, text) => Err(GrpcStatus::new(GrpcCode(code), text)),
         Reply::Hang => core::future::pending().await,
         Reply::End => Ok(()),
         Reply::Events(n) => {
@@ -278,8 +278,8 @@ fn sandbox_config(attempt: u32) -> SandboxConfig {
     }
 }
 
-fn metadata(attempt: u32) -> Option<wire::SandboxMetadata> {
-    Some(wire::SandboxMetadata {
+fn metadata(attempt: u32) -> Option<wire::PodSandboxMetadata> {
+    Some(wire::PodSandboxMetadata {
         name: "p".into(),
         uid: "u".into(),
         namespace: "ns".into(),
@@ -287,8 +287,8 @@ fn metadata(attempt: u32) -> Option<wire::SandboxMetadata> {
     })
 }
 
-fn listed_sandbox(id: &str, attempt: u32) -> wire::Sandbox {
-    wire::Sandbox {
+fn listed_sandbox(id: &str, attempt: u32) -> wire::PodSandbox {
+    wire::PodSandbox {
         id: id.into(),
         metadata: metadata(attempt),
         state: wire::SANDBOX_READY,
@@ -298,49 +298,49 @@ fn listed_sandbox(id: &str, attempt: u32) -> wire::Sandbox {
 
 fn sandbox_status(id: &str, state: i32) -> Reply {
     say(&mut wire::PodSandboxStatusResponse {
-        status: Some(wire::SandboxStatus {
+        status: Some(wire::PodSandboxStatus {
             id: id.into(),
             metadata: metadata(0),
             state,
             created_at: 7,
-            network: Some(wire::Network {
+            network: Some(wire::PodSandboxNetworkStatus {
                 ip: "10.0.0.9".into(),
-                additional_ips: vec![wire::Word {
+                additional_ips: vec![wire::TextMessage {
                     word: "fd00::9".into(),
                 }],
             }),
-            ..wire::SandboxStatus::default()
+            ..wire::PodSandboxStatus::default()
         }),
     })
 }
 
-fn container_labels() -> wire::Words {
+fn container_labels() -> wire::TextMap {
     [(LABEL_POD_UID, "u"), (LABEL_CONTAINER_NAME, "c")]
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .into()
 }
 
-fn listed_container(id: &str, state: i32) -> wire::Container {
-    wire::Container {
+fn listed_container(id: &str, state: i32) -> wire::ContainerMessage {
+    wire::ContainerMessage {
         id: id.into(),
         sandbox: "s".into(),
         metadata: Some(wire::ContainerMetadata {
             name: "c".into(),
             attempt: 3,
         }),
-        image: Some(wire::ImageSpec {
+        image: Some(wire::ImageSpecMessage {
             image: "sha256:i".into(),
-            ..wire::ImageSpec::default()
+            ..wire::ImageSpecMessage::default()
         }),
         state,
         created_at: 8,
         labels: container_labels(),
-        ..wire::Container::default()
+        ..wire::ContainerMessage::default()
     }
 }
 
-fn container_status(id: &str, state: i32) -> wire::ContainerStatus {
-    wire::ContainerStatus {
+fn container_status(id: &str, state: i32) -> wire::ContainerStatusMessage {
+    wire::ContainerStatusMessage {
         id: id.into(),
         metadata: Some(wire::ContainerMetadata {
             name: "c".into(),
@@ -348,30 +348,30 @@ fn container_status(id: &str, state: i32) -> wire::ContainerStatus {
         }),
         state,
         created_at: 8,
-        image: Some(wire::ImageSpec {
+        image: Some(wire::ImageSpecMessage {
             image: "app:1".into(),
-            ..wire::ImageSpec::default()
+            ..wire::ImageSpecMessage::default()
         }),
         image_ref: "app@sha256:d".into(),
         labels: container_labels(),
-        ..wire::ContainerStatus::default()
+        ..wire::ContainerStatusMessage::default()
     }
 }
 
-fn of_container(status: wire::ContainerStatus) -> Reply {
+fn of_container(status: wire::ContainerStatusMessage) -> Reply {
     say(&mut wire::ContainerStatusResponse {
         status: Some(status),
     })
 }
 
 fn word(word: &str) -> Reply {
-    say(&mut wire::Word { word: word.into() })
+    say(&mut wire::TextMessage { word: word.into() })
 }
 
 fn image_fs() -> Reply {
     say(&mut wire::ImageFsInfoResponse {
         image_filesystems: vec![wire::FilesystemUsage {
-            fs_id: Some(wire::Word { word: "/".into() }),
+            fs_id: Some(wire::TextMessage { word: "/".into() }),
             ..wire::FilesystemUsage::default()
         }],
         ..wire::ImageFsInfoResponse::default()
@@ -392,13 +392,13 @@ fn whoever_does_not_say_who_it_is_is_no_runtime() {
         };
         double.on("RuntimeConfig", driver(CGROUPFS));
         assert!(double.open().await.is_ok());
-        double.on("RuntimeConfig", say(&mut wire::Empty::default()));
+        double.on("RuntimeConfig", say(&mut wire::CriEmpty::default()));
         assert!(double.open().await.is_ok(), "it says nothing of Linux");
         double.on("RuntimeConfig", driver(7));
         let refused = double.open().await.err().expect("another driver");
         assert!(refused.to_string().contains("number 7"), "{refused}");
         double.on("RuntimeConfig", driver(CGROUPFS));
-        double.on("ImageFsInfo", say(&mut wire::Empty::default()));
+        double.on("ImageFsInfo", say(&mut wire::CriEmpty::default()));
         assert!(double.open().await.is_err(), "no file system of images");
         double.on("ImageFsInfo", image_fs());
         for (answer, is_one) in [
@@ -438,14 +438,14 @@ fn the_runtime_says_who_makes_cgroups() {
                 }),
             })
         };
-        let nothing = || say(&mut wire::Empty::default());
+        let nothing = || say(&mut wire::CriEmpty::default());
         use CgroupDriver::{Cgroupfs, Systemd};
         for configured in [Cgroupfs, Systemd] {
             for (answer, told) in [
                 (says(SYSTEMD), Some(Systemd)),
                 (says(CGROUPFS), Some(Cgroupfs)),
                 (nothing(), None),
-                (Reply::Fail(Code::UNIMPLEMENTED.0, "old"), None),
+                (Reply::Fail(GrpcCode::UNIMPLEMENTED.0, "old"), None),
             ] {
                 double.on("RuntimeConfig", answer);
                 let cri = double.open_as(configured).await.expect("a runtime");
@@ -455,7 +455,7 @@ fn the_runtime_says_who_makes_cgroups() {
         }
         // A runtime that fails is asked three times, and then not believed.
         let before = double.calls("RuntimeConfig");
-        double.on("RuntimeConfig", Reply::Fail(Code::INTERNAL.0, "no"));
+        double.on("RuntimeConfig", Reply::Fail(GrpcCode::INTERNAL.0, "no"));
         assert!(double.open().await.is_err());
         assert_eq!(double.calls("RuntimeConfig") - before, 3);
     });
@@ -515,7 +515,7 @@ fn conditions_and_abilities() {
             can,
             "what it says while not ready does not count"
         );
-        double.on("Status", say(&mut wire::Empty::default()));
+        double.on("Status", say(&mut wire::CriEmpty::default()));
         assert!(cri.status().await.is_err(), "too little is a failed poll");
     });
 }
@@ -545,12 +545,12 @@ fn a_sandbox_names_its_handler_and_what_its_pod_uses() {
         });
         double.script("PodSandboxStatus", |_| {
             say(&mut wire::PodSandboxStatusResponse {
-                status: Some(wire::SandboxStatus {
+                status: Some(wire::PodSandboxStatus {
                     id: "s".into(),
                     metadata: metadata(0),
                     created_at: 7,
                     runtime_handler: "kata".into(),
-                    ..wire::SandboxStatus::default()
+                    ..wire::PodSandboxStatus::default()
                 }),
             })
         });
@@ -617,7 +617,7 @@ fn a_runtime_that_hangs_holds_up_nothing_for_long_and_no_stop() {
         let cri = Rc::new(double.client().await);
         double.on("ListPodSandbox", Reply::Hang);
         double.on("Status", Reply::Hang);
-        double.on("StopPodSandbox", say(&mut wire::Empty::default()));
+        double.on("StopPodSandbox", say(&mut wire::CriEmpty::default()));
         let hung: Vec<_> = (0..100)
             .map(|_| {
                 let cri = Rc::clone(&cri);
@@ -717,10 +717,10 @@ fn nothing_is_made_of_what_is_not_there() {
         let refused = cri.create_container(&"s".into(), &config, Some(&of)).await;
         assert_eq!(refused, Err(failed("sandbox s is not ready")));
         double.on("PodSandboxStatus", sandbox_status("s", wire::SANDBOX_READY));
-        config.mounts = vec![Mount {
+        config.mounts = vec![ContainerMount {
             host_path: "/no/such/place".into(),
             container_path: "/a".into(),
-            ..Mount::default()
+            ..ContainerMount::default()
         }];
         let refused = cri.create_container(&"s".into(), &config, Some(&of)).await;
         assert!(
@@ -749,7 +749,7 @@ fn lists_and_statuses() {
                 items: vec![
                     listed_sandbox("s", 0),
                     listed_sandbox("s", 5),
-                    wire::Sandbox::default(),
+                    wire::PodSandbox::default(),
                     listed_sandbox("", 1),
                 ],
             }),
@@ -811,7 +811,7 @@ fn lists_and_statuses() {
         for wrong in [
             of_container(half),
             of_container(other),
-            say(&mut wire::Empty::default()),
+            say(&mut wire::CriEmpty::default()),
             Reply::Fail(2, "no"),
         ] {
             double.on("ContainerStatus", wrong);
@@ -840,7 +840,7 @@ fn a_stop_counts_once_it_is_seen() {
         double.script("StopContainer", |request| {
             let request: wire::StopContainerRequest = read(request);
             assert_eq!(request.timeout_s, 2, "whole seconds, none lost");
-            say(&mut wire::Empty::default())
+            say(&mut wire::CriEmpty::default())
         });
         let running = container_status("a", wire::CONTAINER_RUNNING);
         double.on("ContainerStatus", of_container(running));
@@ -852,7 +852,7 @@ fn a_stop_counts_once_it_is_seen() {
         double.on("StopContainer", Reply::Fail(5, "not found"));
         double.on("ContainerStatus", Reply::Fail(5, "not found"));
         assert_eq!(cri.stop_container(&id, grace).await, Ok(()));
-        assert_eq!(cri.remove_container(&id, Logs::Go).await, Ok(()));
+        assert_eq!(cri.remove_container(&id, LogRetention::Go).await, Ok(()));
         double.on("StopPodSandbox", Reply::Fail(2, "no network"));
         let refused = cri.remove_pod_sandbox(&"s".into()).await;
         assert_eq!(refused, Err(failed("no network")), "it is tried again");
@@ -904,8 +904,8 @@ fn commands() {
             };
             let opened = cri.exec(&id, &options).await;
             match (opened, want) {
-                (Ok(Stream::Url(url)), Some(want)) => assert_eq!(url, want),
-                (Ok(Stream::Url(url)), None) => assert!(url.starts_with("http://"), "{url}"),
+                (Ok(StreamRoute::Url(url)), Some(want)) => assert_eq!(url, want),
+                (Ok(StreamRoute::Url(url)), None) => assert!(url.starts_with("http://"), "{url}"),
                 (opened, want) => assert!(opened.is_err() && want.is_none() && url.is_empty()),
             }
         }
@@ -919,17 +919,17 @@ fn images() {
         let cri = double.client().await;
         let image = |size| {
             say(&mut wire::ImageStatusResponse {
-                image: Some(wire::Image {
+                image: Some(wire::ImageMessage {
                     id: "sha256:i".into(),
                     repo_digests: vec!["app@sha256:d".into()],
                     size,
                     uid: Some(wire::Int64Value { value: 0 }),
                     username: "ignored".into(),
-                    ..wire::Image::default()
+                    ..wire::ImageMessage::default()
                 }),
             })
         };
-        double.on("ImageStatus", say(&mut wire::Empty::default()));
+        double.on("ImageStatus", say(&mut wire::CriEmpty::default()));
         assert_eq!(cri.image_status("x").await, Ok(None));
         double.on("ImageStatus", image(0));
         assert!(cri.image_status("x").await.is_err(), "an image of no size");
@@ -986,11 +986,11 @@ fn images() {
         );
 
         // A runtime would remove it from under a container.
-        double.on("RemoveImage", say(&mut wire::Empty::default()));
+        double.on("RemoveImage", say(&mut wire::CriEmpty::default()));
         let lists = |image: &str| {
             let mut container = listed_container("a", 1);
             container.image_ref = image.into();
-            container.image = Some(wire::ImageSpec::default());
+            container.image = Some(wire::ImageSpecMessage::default());
             say(&mut wire::ListContainersResponse {
                 containers: vec![container],
             })
@@ -1004,12 +1004,12 @@ fn images() {
         }
         double.on("ListContainers", lists("other"));
         let mut mounting = other.clone();
-        mounting.mounts = vec![wire::Mount {
-            image: Some(wire::ImageSpec {
+        mounting.mounts = vec![wire::MountMessage {
+            image: Some(wire::ImageSpecMessage {
                 image: "sha256:i".into(),
-                ..wire::ImageSpec::default()
+                ..wire::ImageSpecMessage::default()
             }),
-            ..wire::Mount::default()
+            ..wire::MountMessage::default()
         }];
         double.on("ContainerStatus", of_container(mounting));
         assert!(cri.remove_image("sha256:i").await.is_err(), "mounted");

@@ -8,7 +8,7 @@ use alloc::collections::BTreeMap;
 use crate::grpc::proto::message;
 
 /// Texts by name.
-pub(super) type Words = BTreeMap<String, String>;
+pub(super) type TextMap = BTreeMap<String, String>;
 
 /// `PodSandboxState`.
 pub(super) const SANDBOX_READY: i32 = 0;
@@ -21,11 +21,11 @@ pub(super) const CONTAINER_EXITED: i32 = 2;
 
 message! {
     /// A message without fields.
-    pub(super) struct Empty {}
+    pub(super) struct CriEmpty {}
 }
 message! {
     /// A message of one text: the id that a call is about, or the id or URL that it answers.
-    pub(super) struct Word {
+    pub(super) struct TextMessage {
         1 word: String,
     }
 }
@@ -38,7 +38,7 @@ message! {
     }
 }
 message! {
-    pub(super) struct Condition {
+    pub(super) struct ConditionMessage {
         1 kind: String,
         2 status: bool,
         3 reason: String,
@@ -46,8 +46,8 @@ message! {
     }
 }
 message! {
-    pub(super) struct Conditions {
-        1 conditions: Vec<Condition>,
+    pub(super) struct ConditionsMessage {
+        1 conditions: Vec<ConditionMessage>,
     }
 }
 message! {
@@ -57,21 +57,21 @@ message! {
     }
 }
 message! {
-    pub(super) struct Handler {
+    pub(super) struct HandlerMessage {
         1 name: String,
         2 features: Option<HandlerFeatures>,
     }
 }
 message! {
-    pub(super) struct Features {
+    pub(super) struct RuntimeFeatures {
         1 supplemental_groups_policy: bool,
     }
 }
 message! {
     pub(super) struct StatusResponse {
-        1 status: Option<Conditions>,
-        3 handlers: Vec<Handler>,
-        4 features: Option<Features>,
+        1 status: Option<ConditionsMessage>,
+        3 handlers: Vec<HandlerMessage>,
+        4 features: Option<RuntimeFeatures>,
     }
 }
 message! {
@@ -82,7 +82,7 @@ message! {
 message! {
     /// Part of a status that only a verbose request brings.
     pub(super) struct StatusInfo {
-        2 info: Words,
+        2 info: TextMap,
     }
 }
 message! {
@@ -96,23 +96,23 @@ message! {
     }
 }
 message! {
-    pub(super) struct NetworkConfig {
+    pub(super) struct RuntimeNetworkConfig {
         1 pod_cidr: String,
     }
 }
 message! {
-    pub(super) struct RuntimeConfig {
-        1 network: Option<NetworkConfig>,
+    pub(super) struct RuntimeConfigMessage {
+        1 network: Option<RuntimeNetworkConfig>,
     }
 }
 message! {
     pub(super) struct UpdateRuntimeConfigRequest {
-        1 config: Option<RuntimeConfig>,
+        1 config: Option<RuntimeConfigMessage>,
     }
 }
 
 message! {
-    pub(super) struct SandboxMetadata {
+    pub(super) struct PodSandboxMetadata {
         1 name: String,
         2 uid: String,
         3 namespace: String,
@@ -120,14 +120,14 @@ message! {
     }
 }
 message! {
-    pub(super) struct DnsConfig {
+    pub(super) struct DnsConfigMessage {
         1 servers: Vec<String>,
         2 searches: Vec<String>,
         3 options: Vec<String>,
     }
 }
 message! {
-    pub(super) struct PortMapping {
+    pub(super) struct PortMappingMessage {
         1 protocol: i32,
         2 container_port: i32,
         3 host_port: i32,
@@ -159,7 +159,7 @@ message! {
     }
 }
 message! {
-    pub(super) struct SecurityProfile {
+    pub(super) struct SecurityProfileMessage {
         1 kind: i32,
         2 localhost_ref: String,
     }
@@ -180,7 +180,7 @@ message! {
         5 supplemental_groups: Vec<i64>,
         6 privileged: bool,
         8 run_as_group: Option<Int64Value>,
-        9 seccomp: Option<SecurityProfile>,
+        9 seccomp: Option<SecurityProfileMessage>,
         11 supplemental_groups_policy: i32,
     }
 }
@@ -188,83 +188,83 @@ message! {
     pub(super) struct LinuxSandbox {
         1 cgroup_parent: String,
         2 security: Option<SandboxSecurity>,
-        3 sysctls: Words,
-        4 overhead: Option<Resources>,
-        5 resources: Option<Resources>,
+        3 sysctls: TextMap,
+        4 overhead: Option<LinuxContainerResources>,
+        5 resources: Option<LinuxContainerResources>,
     }
 }
 message! {
-    pub(super) struct SandboxConfig {
-        1 metadata: Option<SandboxMetadata>,
+    pub(super) struct PodSandboxConfig {
+        1 metadata: Option<PodSandboxMetadata>,
         2 hostname: String,
         3 log_directory: String,
-        4 dns: Option<DnsConfig>,
-        5 port_mappings: Vec<PortMapping>,
-        6 labels: Words,
-        7 annotations: Words,
+        4 dns: Option<DnsConfigMessage>,
+        5 port_mappings: Vec<PortMappingMessage>,
+        6 labels: TextMap,
+        7 annotations: TextMap,
         8 linux: Option<LinuxSandbox>,
     }
 }
 message! {
     pub(super) struct RunPodSandboxRequest {
-        1 config: Option<SandboxConfig>,
+        1 config: Option<PodSandboxConfig>,
         2 runtime_handler: String,
     }
 }
 message! {
-    pub(super) struct SandboxFilter {
+    pub(super) struct PodSandboxFilter {
         1 id: String,
-        3 labels: Words,
+        3 labels: TextMap,
     }
 }
 message! {
     pub(super) struct ListPodSandboxRequest {
-        1 filter: Option<SandboxFilter>,
+        1 filter: Option<PodSandboxFilter>,
     }
 }
 message! {
-    pub(super) struct Sandbox {
+    pub(super) struct PodSandbox {
         1 id: String,
-        2 metadata: Option<SandboxMetadata>,
+        2 metadata: Option<PodSandboxMetadata>,
         3 state: i32,
         4 created_at: i64,
     }
 }
 message! {
     pub(super) struct ListPodSandboxResponse {
-        1 items: Vec<Sandbox>,
+        1 items: Vec<PodSandbox>,
     }
 }
 message! {
-    pub(super) struct Network {
+    pub(super) struct PodSandboxNetworkStatus {
         1 ip: String,
-        2 additional_ips: Vec<Word>,
+        2 additional_ips: Vec<TextMessage>,
     }
 }
 message! {
-    pub(super) struct Namespaces {
+    pub(super) struct NamespacesMessage {
         2 options: Option<NamespaceOption>,
     }
 }
 message! {
     pub(super) struct LinuxSandboxStatus {
-        1 namespaces: Option<Namespaces>,
+        1 namespaces: Option<NamespacesMessage>,
     }
 }
 message! {
-    pub(super) struct SandboxStatus {
+    pub(super) struct PodSandboxStatus {
         1 id: String,
-        2 metadata: Option<SandboxMetadata>,
+        2 metadata: Option<PodSandboxMetadata>,
         3 state: i32,
         4 created_at: i64,
-        5 network: Option<Network>,
+        5 network: Option<PodSandboxNetworkStatus>,
         6 linux: Option<LinuxSandboxStatus>,
         9 runtime_handler: String,
     }
 }
 message! {
     pub(super) struct PodSandboxStatusResponse {
-        1 status: Option<SandboxStatus>,
+        1 status: Option<PodSandboxStatus>,
     }
 }
 
@@ -275,9 +275,9 @@ message! {
     }
 }
 message! {
-    pub(super) struct ImageSpec {
+    pub(super) struct ImageSpecMessage {
         1 image: String,
-        2 annotations: Words,
+        2 annotations: TextMap,
         18 user_specified_image: String,
     }
 }
@@ -288,19 +288,19 @@ message! {
     }
 }
 message! {
-    pub(super) struct Mount {
+    pub(super) struct MountMessage {
         1 container_path: String,
         2 host_path: String,
         3 readonly: bool,
         4 selinux_relabel: bool,
         5 propagation: i32,
         8 recursive_read_only: bool,
-        9 image: Option<ImageSpec>,
+        9 image: Option<ImageSpecMessage>,
         10 image_sub_path: String,
     }
 }
 message! {
-    pub(super) struct Device {
+    pub(super) struct DeviceMessage {
         1 container_path: String,
         2 host_path: String,
         3 permissions: String,
@@ -318,14 +318,14 @@ message! {
     }
 }
 message! {
-    pub(super) struct Resources {
+    pub(super) struct LinuxContainerResources {
         1 cpu_period: i64,
         2 cpu_quota: i64,
         3 cpu_shares: i64,
         4 memory_limit_in_bytes: i64,
         5 oom_score_adj: i64,
         8 hugepage_limits: Vec<HugepageLimit>,
-        9 unified: Words,
+        9 unified: TextMap,
         10 memory_swap_limit_in_bytes: i64,
     }
 }
@@ -350,29 +350,29 @@ message! {
         12 run_as_group: Option<Int64Value>,
         13 masked_paths: Vec<String>,
         14 readonly_paths: Vec<String>,
-        15 seccomp: Option<SecurityProfile>,
-        16 apparmor: Option<SecurityProfile>,
+        15 seccomp: Option<SecurityProfileMessage>,
+        16 apparmor: Option<SecurityProfileMessage>,
         17 supplemental_groups_policy: i32,
     }
 }
 message! {
     pub(super) struct LinuxContainer {
-        1 resources: Option<Resources>,
+        1 resources: Option<LinuxContainerResources>,
         2 security: Option<ContainerSecurity>,
     }
 }
 message! {
-    pub(super) struct ContainerConfig {
+    pub(super) struct ContainerConfigMessage {
         1 metadata: Option<ContainerMetadata>,
-        2 image: Option<ImageSpec>,
+        2 image: Option<ImageSpecMessage>,
         3 command: Vec<String>,
         4 args: Vec<String>,
         5 working_dir: String,
         6 envs: Vec<KeyValue>,
-        7 mounts: Vec<Mount>,
-        8 devices: Vec<Device>,
-        9 labels: Words,
-        10 annotations: Words,
+        7 mounts: Vec<MountMessage>,
+        8 devices: Vec<DeviceMessage>,
+        9 labels: TextMap,
+        10 annotations: TextMap,
         11 log_path: String,
         12 stdin: bool,
         13 stdin_once: bool,
@@ -385,8 +385,8 @@ message! {
 message! {
     pub(super) struct CreateContainerRequest {
         1 sandbox: String,
-        2 config: Option<ContainerConfig>,
-        3 sandbox_config: Option<SandboxConfig>,
+        2 config: Option<ContainerConfigMessage>,
+        3 sandbox_config: Option<PodSandboxConfig>,
     }
 }
 message! {
@@ -399,7 +399,7 @@ message! {
     pub(super) struct ContainerFilter {
         1 id: String,
         3 sandbox: String,
-        4 labels: Words,
+        4 labels: TextMap,
     }
 }
 message! {
@@ -408,22 +408,22 @@ message! {
     }
 }
 message! {
-    pub(super) struct Container {
+    pub(super) struct ContainerMessage {
         1 id: String,
         2 sandbox: String,
         3 metadata: Option<ContainerMetadata>,
-        4 image: Option<ImageSpec>,
+        4 image: Option<ImageSpecMessage>,
         5 image_ref: String,
         6 state: i32,
         7 created_at: i64,
-        8 labels: Words,
-        9 annotations: Words,
+        8 labels: TextMap,
+        9 annotations: TextMap,
         10 image_id: String,
     }
 }
 message! {
     pub(super) struct ListContainersResponse {
-        1 containers: Vec<Container>,
+        1 containers: Vec<ContainerMessage>,
     }
 }
 message! {
@@ -434,12 +434,12 @@ message! {
     }
 }
 message! {
-    pub(super) struct User {
+    pub(super) struct ContainerUserMessage {
         1 linux: Option<LinuxUser>,
     }
 }
 message! {
-    pub(super) struct ContainerStatus {
+    pub(super) struct ContainerStatusMessage {
         1 id: String,
         2 metadata: Option<ContainerMetadata>,
         3 state: i32,
@@ -447,28 +447,28 @@ message! {
         5 started_at: i64,
         6 finished_at: i64,
         7 exit_code: i32,
-        8 image: Option<ImageSpec>,
+        8 image: Option<ImageSpecMessage>,
         9 image_ref: String,
         10 reason: String,
         11 message: String,
-        12 labels: Words,
-        13 annotations: Words,
-        14 mounts: Vec<Mount>,
+        12 labels: TextMap,
+        13 annotations: TextMap,
+        14 mounts: Vec<MountMessage>,
         15 log_path: String,
         17 image_id: String,
-        18 user: Option<User>,
+        18 user: Option<ContainerUserMessage>,
         19 stop_signal: i32,
     }
 }
 message! {
     pub(super) struct ContainerStatusResponse {
-        1 status: Option<ContainerStatus>,
+        1 status: Option<ContainerStatusMessage>,
     }
 }
 message! {
     pub(super) struct UpdateContainerResourcesRequest {
         1 id: String,
-        2 linux: Option<Resources>,
+        2 linux: Option<LinuxContainerResources>,
     }
 }
 message! {
@@ -514,11 +514,11 @@ message! {
 message! {
     /// Request of ImageStatus and of RemoveImage.
     pub(super) struct ImageRequest {
-        1 image: Option<ImageSpec>,
+        1 image: Option<ImageSpecMessage>,
     }
 }
 message! {
-    pub(super) struct Image {
+    pub(super) struct ImageMessage {
         1 id: String,
         2 repo_tags: Vec<String>,
         3 repo_digests: Vec<String>,
@@ -530,16 +530,16 @@ message! {
 }
 message! {
     pub(super) struct ImageStatusResponse {
-        1 image: Option<Image>,
+        1 image: Option<ImageMessage>,
     }
 }
 message! {
     pub(super) struct ListImagesResponse {
-        1 images: Vec<Image>,
+        1 images: Vec<ImageMessage>,
     }
 }
 message! {
-    pub(super) struct AuthConfig {
+    pub(super) struct AuthConfigMessage {
         1 username: String,
         2 password: String,
         3 auth: String,
@@ -550,14 +550,14 @@ message! {
 }
 message! {
     pub(super) struct PullImageRequest {
-        1 image: Option<ImageSpec>,
-        2 auth: Option<AuthConfig>,
-        3 sandbox_config: Option<SandboxConfig>,
+        1 image: Option<ImageSpecMessage>,
+        2 auth: Option<AuthConfigMessage>,
+        3 sandbox_config: Option<PodSandboxConfig>,
     }
 }
 message! {
     pub(super) struct FilesystemUsage {
-        2 fs_id: Option<Word>,
+        2 fs_id: Option<TextMessage>,
         3 used_bytes: Option<UInt64Value>,
         4 inodes_used: Option<UInt64Value>,
     }

@@ -24,15 +24,15 @@ use super::{Part, PartCommand};
 use crate::{
     api::hex::hex,
     cli::{
-        CliError, Client, Command, args,
-        check::Place,
-        commands::{MACHINE, Takes, switch, value},
+        AgentClient, CliCommand, CliError, args,
+        check::AgentPaths,
+        commands::{CompletionKind, MACHINE, switch, value},
         print,
     },
     sys::start,
 };
-use serve::Dashboard;
-use watch::Watch;
+use serve::DashboardState;
+use watch::NodeStateCache;
 
 /// Address of the page, unless told otherwise.
 const DEFAULT_LISTEN: &str = "127.0.0.1:8899";
@@ -55,7 +55,7 @@ pub(super) struct DashboardPart;
 
 /// The command that serves the page.
 static COMMANDS: [PartCommand; 1] = [PartCommand {
-    command: Command {
+    command: CliCommand {
         name: "dashboard",
         args: "",
         group: MACHINE,
@@ -74,7 +74,7 @@ static COMMANDS: [PartCommand; 1] = [PartCommand {
             ),
         ],
         agent_flags: true,
-        takes: Takes::Nothing,
+        takes: CompletionKind::Nothing,
     },
     run: |command, words| run(command, words).map(|()| ExitCode::SUCCESS),
 }];
@@ -89,7 +89,7 @@ impl Part for DashboardPart {
     }
 }
 
-fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
+fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
     let (own, agent) = args::split(command, words)?;
     let (mut listen, mut allow_actions) = (DEFAULT_LISTEN.to_owned(), false);
     for (flag, value) in own {
@@ -103,17 +103,17 @@ fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> 
             "invalid argument {listen:?} for \"--listen\": expected an IP address and a port, as in {DEFAULT_LISTEN}"
         ))
     })?;
-    let place = Place::of(agent.clone())?;
+    let place = AgentPaths::of(agent.clone())?;
     let listener = TcpListener::bind(address)
         .and_then(|listener| Ok((listener.local_addr()?, listener)))
         .map_err(|e| CliError::new(format!("cannot listen at {address}: {e}")));
     let (bound, listener) = listener?;
     let token = token()?;
     print(&told(bound, &token))?;
-    let client = Client::new(&place.socket).with_patience(PATIENCE);
+    let client = AgentClient::new(&place.socket).with_patience(PATIENCE);
     let looks = client.clone().with_patience(LOOK_PATIENCE);
-    let watch = Watch::new(looks, place.root.clone(), agent);
-    let dashboard = Arc::new(Dashboard {
+    let watch = NodeStateCache::new(looks, place.root.clone(), agent);
+    let dashboard = Arc::new(DashboardState {
         token,
         allow_actions,
         client,
@@ -145,7 +145,7 @@ fn told(bound: SocketAddr, token: &str) -> String {
     text + "The page lives until this command ends (Ctrl-C).\n"
 }
 
-fn accept(listener: &TcpListener, dashboard: &Arc<Dashboard>) -> Result<(), CliError> {
+fn accept(listener: &TcpListener, dashboard: &Arc<DashboardState>) -> Result<(), CliError> {
     let open = Arc::new(AtomicUsize::new(0));
     loop {
         let stream = match listener.accept() {

@@ -19,19 +19,19 @@ use std::{
 use async_io::{Async, Timer};
 use nix::errno::Errno;
 
-use super::{MAX_CONNECTIONS, watch::Watch};
+use super::{MAX_CONNECTIONS, watch::NodeStateCache};
 use crate::{
     api::strict::from_json,
     cli::{
         CliError,
-        check::Place,
-        client::{Answer, Client},
+        check::AgentPaths,
+        client::{AgentAnswer, AgentClient},
         logs::or_default,
     },
-    logic::dashboard::{self, Asked, Wanted},
+    logic::dashboard::{self, DashboardRequestKind, DashboardRequester},
     server::{
-        backend::Line,
-        http::{self, Connection, Refusal, Request, encode},
+        backend::ProgressLine,
+        http::{self, HttpRequest, Refusal, StreamConnection, encode},
     },
     sys::file,
 };
@@ -65,17 +65,17 @@ const SCRIPT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/app.js.gz"));
 const STYLE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/style.css.gz"));
 
 /// State that all answers need.
-pub(super) struct Dashboard {
+pub(super) struct DashboardState {
     pub(super) token: String,
     pub(super) allow_actions: bool,
-    pub(super) client: Client,
-    pub(super) place: Place,
-    pub(super) watch: Watch,
+    pub(super) client: AgentClient,
+    pub(super) place: AgentPaths,
+    pub(super) watch: NodeStateCache,
 }
 
-type Outcome = io::Result<Result<(), Refusal>>;
+type AnswerResult = io::Result<Result<(), Refusal>>;
 
-impl Dashboard {
+impl DashboardState {
     /// Answers one request. A browser that leaves is no error.
     pub(super) fn answer(&self, stream: TcpStream, is_busy: bool) {
         let _ = self.serve(stream, is_busy);
@@ -85,7 +85,7 @@ impl Dashboard {
         let local = stream.local_addr()?.ip().to_canonical();
         let stream = Async::new(stream)?;
         let socket = stream.as_raw_fd();
-        let mut connection = Connection::new(stream).of_socket(socket);
+        let mut connection = StreamConnection::new(stream).of_socket(socket);
         connection.set_patience(Some(WRITE_TIMEOUT));
         smol::block_on(async {
             let late = async {
@@ -112,10 +112,10 @@ impl Dashboard {
 
     async fn route(
         &self,
-        connection: &mut Connection,
-        request: &Request,
+        connection: &mut StreamConnection,
+        request: &HttpRequest,
         local: IpAddr,
-    ) -> Outcome {
+    ) -> AnswerResult {
         let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
         let page = match *path {
             [] => Some(("text/html", PAGE)),
@@ -124,9 +124,9 @@ impl Dashboard {
             _ => None,
         };
         let (wanted, method) = match *path {
-            _ if page.is_some() => (Wanted::Page, "GET"),
-            ["state" | "log"] => (Wanted::Data, "GET"),
-            ["restart" | "delete" | "pull"] => (Wanted::Action, "POST"),
+            _ if page.is_some() => (DashboardRequestKind::Page, "GET"),
+            ["state" | "log"] => (DashboardRequestKind::Data, "GET"),
+            ["restart" | "delete" | "pull"] => (DashboardRequestKind::Action, "POST"),
             _ => return Ok(Err(Refusal::not_found("no such page"))),
         };
         if let Err(denied) = self.may_ask(request, wanted, local) {
@@ -171,9 +171,14 @@ impl Dashboard {
         }
     }
 
-    fn may_ask(&self, request: &Request, wanted: Wanted, local: IpAddr) -> Result<(), Refusal> {
+    fn may_ask(
+        &self,
+        request: &HttpRequest,
+        wanted: DashboardRequestKind,
+        local: IpAddr,
+    ) -> Result<(), Refusal> {
         let mut hosts = request.headers_named("host");
-        let asked = Asked {
+        let asked = DashboardRequester {
             host: hosts.next().filter(|_| hosts.next().is_none()),
             origin: request.header("origin"),
             authorization: request.header("authorization"),
@@ -184,7 +189,11 @@ impl Dashboard {
     }
 
     /// Answers with the result of an action, or the reason of its failure. Either way the page may show something new.
-    async fn said(&self, connection: &mut Connection, told: Result<String, CliError>) -> Outcome {
+    async fn said(
+        &self,
+        connection: &mut StreamConnection,
+        told: Result<String, CliError>,
+    ) -> AnswerResult {
         self.watch.stale();
         match told {
             Ok(text) => whole(connection, TEXT, &text).await,
@@ -195,10 +204,10 @@ impl Dashboard {
     /// Sends a container's log until it ends or the browser leaves.
     async fn log(
         &self,
-        connection: &mut Connection,
-        request: &Request,
+        connection: &mut StreamConnection,
+        request: &HttpRequest,
         (namespace, pod): (&str, &str),
-    ) -> Outcome {
+    ) -> AnswerResult {
         let container = request.param("container").unwrap_or_default();
         let previous = request.flag("previous");
         let target = format!(
@@ -235,7 +244,7 @@ impl Dashboard {
     }
 
     /// Pulls an image: a line for each step. A browser that leaves ends the pull, unless a pod waits for it too.
-    async fn pull(&self, connection: &mut Connection, reference: &str) -> Outcome {
+    async fn pull(&self, connection: &mut StreamConnection, reference: &str) -> AnswerResult {
         let target = format!("/images/pull?reference={}", encode(reference));
         let mut answer = match self.client.send("POST", &target, "") {
             Ok(answer) => answer,
@@ -252,8 +261,8 @@ impl Dashboard {
                 Err(e) => return Err(e),
             }
             let text = match from_json(&line) {
-                Ok(Line::Step(step)) => format!("{step}\n"),
-                Ok(Line::Failed { error, .. }) => format!("failed: {error}\n"),
+                Ok(ProgressLine::Step(step)) => format!("{step}\n"),
+                Ok(ProgressLine::Failed { error, .. }) => format!("failed: {error}\n"),
                 _ => "pulled\n".into(),
             };
             self.watch.stale();
@@ -270,7 +279,7 @@ impl Dashboard {
 const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Reads on in a line. Returns true if it is whole.
-fn read_line(answer: &mut Answer, line: &mut Vec<u8>) -> io::Result<bool> {
+fn read_line(answer: &mut AgentAnswer, line: &mut Vec<u8>) -> io::Result<bool> {
     let room = MAX_LINE_BYTES - u64::try_from(line.len()).unwrap_or(MAX_LINE_BYTES);
     match (&mut answer.body).take(room).read_until(b'\n', line) {
         Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -288,7 +297,7 @@ fn is_pause(e: &io::Error) -> bool {
     )
 }
 
-async fn whole(connection: &mut Connection, kind: &str, text: &str) -> Outcome {
+async fn whole(connection: &mut StreamConnection, kind: &str, text: &str) -> AnswerResult {
     let sent = http::respond_with(connection, 200, kind, HEADERS, text.as_bytes()).await;
     sent.map(Ok)
 }
@@ -300,7 +309,7 @@ fn refused(e: &CliError) -> Refusal {
 
 /// Sets a static pod's manifest aside, which ends the pod. The file stays beside the others under a name with a leading
 /// dot, which is not read.
-fn remove(place: &Place, namespace: &str, pod: &str) -> Result<String, CliError> {
+fn remove(place: &AgentPaths, namespace: &str, pod: &str) -> Result<String, CliError> {
     let file = place.manifest_of(namespace, pod).ok_or_else(|| {
         CliError::new(format!(
             "no manifest of this machine has the pod {namespace}/{pod}"

@@ -4,15 +4,15 @@
 use serde_json::{Map, Value};
 
 use crate::{
-    api::{Pod, cri::Image, strict},
+    api::{Pod, cri::StoredImage, strict},
     cli::{get, table},
     logic::pod_kind,
 };
 
 /// Names in the view, and the path of each value.
-type Fields = &'static [(&'static str, &'static str)];
+type ViewFields = &'static [(&'static str, &'static str)];
 
-const NODE: Fields = &[
+const NODE: ViewFields = &[
     ("name", "/metadata/name"),
     ("version", "/status/nodeInfo/kubeletVersion"),
     ("os", "/status/nodeInfo/osImage"),
@@ -22,13 +22,13 @@ const NODE: Fields = &[
     ("memory", "/status/capacity/memory"),
 ];
 /// Fields of a condition, without its heartbeat, which changes though nothing happens.
-const CONDITION: Fields = &[
+const CONDITION: ViewFields = &[
     ("type", "/type"),
     ("status", "/status"),
     ("message", "/message"),
     ("since", "/lastTransitionTime"),
 ];
-const POD: Fields = &[
+const POD: ViewFields = &[
     ("uid", "/metadata/uid"),
     ("namespace", "/metadata/namespace"),
     ("name", "/metadata/name"),
@@ -36,15 +36,15 @@ const POD: Fields = &[
     ("ip", "/status/podIP"),
     ("message", "/status/message"),
 ];
-const CONTAINER: Fields = &[("name", "/name"), ("image", "/image")];
-const STATUS: Fields = &[
+const CONTAINER: ViewFields = &[("name", "/name"), ("image", "/image")];
+const STATUS: ViewFields = &[
     ("state", "/state"),
     ("last", "/lastState/terminated"),
     ("ready", "/ready"),
     ("started", "/started"),
     ("restarts", "/restartCount"),
 ];
-const EVENT: Fields = &[
+const EVENT: ViewFields = &[
     ("at", "/lastTimestamp"),
     ("type", "/type"),
     ("reason", "/reason"),
@@ -65,7 +65,7 @@ const LISTS: [(&str, &str); 3] = [
 const PROBES: [&str; 3] = ["startupProbe", "readinessProbe", "livenessProbe"];
 
 /// Copies into `shown` the fields of an object that are there.
-fn pick(shown: &mut Map<String, Value>, object: &Value, fields: Fields) {
+fn pick(shown: &mut Map<String, Value>, object: &Value, fields: ViewFields) {
     for (name, path) in fields {
         if let Some(value) = object.pointer(path) {
             shown.insert((*name).to_owned(), value.clone());
@@ -73,7 +73,7 @@ fn pick(shown: &mut Map<String, Value>, object: &Value, fields: Fields) {
     }
 }
 
-fn picked(object: &Value, fields: Fields) -> Value {
+fn picked(object: &Value, fields: ViewFields) -> Value {
     let mut shown = Map::new();
     pick(&mut shown, object, fields);
     shown.into()
@@ -146,7 +146,7 @@ pub(super) fn events(all: &Value) -> Value {
 }
 
 /// Makes a row for each name of each image.
-pub(super) fn images(all: &[Image]) -> Value {
+pub(super) fn images(all: &[StoredImage]) -> Value {
     let mut shown = Vec::new();
     for image in all {
         for row in table::image_rows(image, false) {
@@ -230,11 +230,11 @@ mod tests {
         let all = json!({"items": [{"reason": "Old"}, {"reason": "New", "involvedObject": {"name": "p"}}]});
         let shown = events(&all);
         assert_eq!(shown[0], json!({"reason": "New", "name": "p"}));
-        let image = Image {
+        let image = StoredImage {
             id: "sha256:0123456789abcdef".into(),
             repo_tags: vec!["a:1".into(), "b:2".into()],
             size_bytes: 5,
-            ..Image::default()
+            ..StoredImage::default()
         };
         let shown = images(&[image]);
         assert_eq!(

@@ -12,11 +12,11 @@ use serde_json::Value;
 
 use super::{spawn, view};
 use crate::{
-    api::{Mono, cri::Image, stats::DiskUsage},
-    cli::{CliError, Client, check},
+    api::{MonoTime, cri::StoredImage, stats::DiskUsage},
+    cli::{AgentClient, CliError, check},
     logic::fnv::fnv1a,
     net::traffic,
-    server::backend::List,
+    server::backend::ObjectList,
     sys::{clock, disk_usage},
 };
 
@@ -34,24 +34,24 @@ const CHECK_STACK_BYTES: usize = 2 << 20;
 const MAX_EVENTS: usize = 100;
 
 /// Last known state of the node. One request at a time asks the agent; the others wait for its answer.
-pub(super) struct Watch {
-    client: Client,
+pub(super) struct NodeStateCache {
+    client: AgentClient,
     root: PathBuf,
     flags: Vec<OsString>,
-    known: Mutex<Known>,
-    checked: Arc<Mutex<Checked>>,
+    known: Mutex<KnownNodeState>,
+    checked: Arc<Mutex<CheckResult>>,
 }
 
 #[derive(Default)]
-struct Known {
-    asked: Option<Mono>,
+struct KnownNodeState {
+    asked: Option<MonoTime>,
     /// JSON of what the page shows, and its hash.
     state: String,
     hash: String,
-    samples: VecDeque<Sample>,
+    samples: VecDeque<PlotSample>,
     /// Number of the first sample that is kept.
     first: u64,
-    sampled: Option<Mono>,
+    sampled: Option<MonoTime>,
     /// Bytes received and sent at the last sample.
     traffic: Option<(u64, u64)>,
     /// Usage of pods by `namespace/name`: JSON.
@@ -60,11 +60,11 @@ struct Known {
 
 /// A point of the plots: seconds since 1970, thousandths of processors, bytes of memory and of the disk, bytes a second
 /// received and sent. Unknown values are null.
-type Sample = [Option<u64>; 6];
+type PlotSample = [Option<u64>; 6];
 
 #[derive(Default)]
-struct Checked {
-    at: Option<Mono>,
+struct CheckResult {
+    at: Option<MonoTime>,
     is_running: bool,
     found: Value,
 }
@@ -79,12 +79,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn is_due(at: Option<Mono>, after: Duration, now: Mono) -> bool {
+fn is_due(at: Option<MonoTime>, after: Duration, now: MonoTime) -> bool {
     at.is_none_or(|at| now - at >= after)
 }
 
-impl Watch {
-    pub(super) fn new(client: Client, root: PathBuf, flags: Vec<OsString>) -> Self {
+impl NodeStateCache {
+    pub(super) fn new(client: AgentClient, root: PathBuf, flags: Vec<OsString>) -> Self {
         Self {
             client,
             root,
@@ -124,7 +124,7 @@ impl Watch {
         let ask = |target: &str| self.client.json("GET", target);
         let pods = ask("/pods")?;
         let events = ask(&format!("/events?limit={MAX_EVENTS}"))?;
-        let images: List<Image> = self.client.read("/images")?;
+        let images: ObjectList<StoredImage> = self.client.read("/images")?;
         Ok(view::object(&mut [
             ("actions", allow_actions.into()),
             ("node", view::node(&ask("/node")?)),
@@ -138,7 +138,7 @@ impl Watch {
     }
 
     /// Checks the machine in a thread of its own, for that takes a while.
-    fn check(&self, now: Mono) {
+    fn check(&self, now: MonoTime) {
         let mut checked = lock(&self.checked);
         if checked.is_running || !is_due(checked.at, CHECK, now) {
             return;
@@ -161,7 +161,7 @@ impl Watch {
     }
 
     /// Takes a point of the plots. The agent's own figures are those of processor and memory; disk and network are read here.
-    fn sample(&self, known: &mut Known, now: Mono) {
+    fn sample(&self, known: &mut KnownNodeState, now: MonoTime) {
         let target = "/stats/summary?only_cpu_and_memory=true";
         let stats = self.client.json("GET", target).unwrap_or_default();
         let number = |path: &str| stats.pointer(path).and_then(Value::as_u64);
@@ -186,8 +186,8 @@ impl Watch {
     }
 }
 
-impl Known {
-    fn keep(&mut self, sample: Sample) {
+impl KnownNodeState {
+    fn keep(&mut self, sample: PlotSample) {
         self.samples.push_back(sample);
         if self.samples.len() > MAX_SAMPLES {
             self.samples.pop_front();
@@ -245,7 +245,7 @@ fn traffic() -> Option<(u64, u64)> {
             .join("bridge")
             .exists()
     });
-    let sum = |sum: (u64, u64), of: &crate::api::stats::Interface| {
+    let sum = |sum: (u64, u64), of: &crate::api::stats::InterfaceCounts| {
         (sum.0 + of.rx.bytes, sum.1 + of.tx.bytes)
     };
     Some(all.iter().fold((0, 0), sum))
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn an_hour_is_kept() {
-        let mut known = Known::default();
+        let mut known = KnownNodeState::default();
         for n in 0..1000 {
             known.keep([Some(n); 6]);
         }
@@ -270,11 +270,11 @@ mod tests {
 
     #[test]
     fn only_news_are_told() {
-        let mut known = Known {
+        let mut known = KnownNodeState {
             state: r#"{"a":1}"#.into(),
             hash: "h".into(),
             first: 10,
-            ..Known::default()
+            ..KnownNodeState::default()
         };
         known.samples.extend([[Some(1); 6], [None; 6]]);
         let told = |seen: &str, from: u64| -> Value {

@@ -8,25 +8,25 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    containers::DevicesOfVendors,
-    giver::Devices,
-    machine::{Host, Machine},
+    containers::VendorDevices,
+    giver::DeviceGiver,
+    machine::{DeviceMachine, LocalMachine},
 };
 use crate::{
     agent::node_resources::{ResourceGiver, ResourceTools},
     api::strict::{self, WrongValue},
     config::{
-        Config, Invalid, TableKey,
+        AgentConfig, InvalidField, TableKey,
         checks::{absolute, invalid, kept},
         duration::GoDuration,
         key,
     },
     logic::{
         check,
-        devices::{self, Declared},
+        devices::{self, DeclaredDevices},
     },
     parts::{ConfiguredPart, Part},
-    runtime::runc::ContainerDevices,
+    runtime::runc::DeviceInjector,
 };
 
 /// Directories in which vendors put CDI files. At most [`MAX_CDI_DIRS`] others may be configured.
@@ -62,15 +62,15 @@ impl Part for DevicesPart {
     fn configure(
         &self,
         own: &Value,
-        config: &Config,
-    ) -> Result<Option<Rc<dyn ConfiguredPart>>, Invalid> {
+        config: &AgentConfig,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
         let Some(cfg) = read(own)? else {
             return Ok(None);
         };
         if config.runtime.endpoints.is_some() {
             no_live(&cfg.declared)?;
         }
-        let machine = Arc::new(Host::below(&cfg.root, &cfg.cdi));
+        let machine = Arc::new(LocalMachine::below(&cfg.root, &cfg.cdi));
         Ok(Some(Rc::new(ConfiguredDevices { cfg, machine })))
     }
 }
@@ -78,7 +78,7 @@ impl Part for DevicesPart {
 /// Keys as they are written.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Keys {
+struct DevicesSection {
     cdi_hooks: Option<bool>,
     cdi_spec_dirs: Option<Vec<String>>,
     device_plugin_dir: Option<String>,
@@ -92,7 +92,7 @@ struct Keys {
 #[derive(Clone, Debug)]
 pub(super) struct DeviceConfig {
     /// Devices that pods may ask for: at least one entry, unless device plugins may come.
-    pub(super) declared: Arc<Declared>,
+    pub(super) declared: Arc<DeclaredDevices>,
     /// Directory of the sockets of device plugins; `None`: no plugin may come.
     pub(super) plugins: Option<PathBuf>,
     /// Directory below which `dev` and `sys` are searched. Default `/`.
@@ -109,42 +109,42 @@ pub(super) struct DeviceConfig {
 #[derive(Clone, Debug)]
 struct ConfiguredDevices {
     cfg: DeviceConfig,
-    machine: Arc<dyn Machine>,
+    machine: Arc<dyn DeviceMachine>,
 }
 
 impl ConfiguredPart for ConfiguredDevices {
     fn resources(&self, tools: &ResourceTools<'_>) -> Option<Rc<dyn ResourceGiver>> {
         let machine = Arc::clone(&self.machine);
-        Some(Rc::new(Devices::new(&self.cfg, machine, tools)))
+        Some(Rc::new(DeviceGiver::new(&self.cfg, machine, tools)))
     }
 
-    fn container_devices(&self) -> Option<Arc<dyn ContainerDevices>> {
-        Some(Arc::new(DevicesOfVendors::from(&self.cfg)))
+    fn container_devices(&self) -> Option<Arc<dyn DeviceInjector>> {
+        Some(Arc::new(VendorDevices::from(&self.cfg)))
     }
 
-    fn resource_facts(&self) -> Option<check::Devices> {
+    fn resource_facts(&self) -> Option<check::OfferedDevices> {
         let declared = &*self.cfg.declared;
         let seen = self.machine.look(declared);
         let found = devices::units(declared, &seen);
         let all = declared.entries.iter().zip(found);
         let units = all.map(|(entry, units)| (entry.resource.clone(), units.len()));
-        Some(check::Devices {
+        Some(check::OfferedDevices {
             units: units.collect(),
             wrong: seen.wrong,
-            ..check::Devices::default()
+            ..check::OfferedDevices::default()
         })
     }
 }
 
 /// Reads the devices that pods may ask for; `None`: there are none.
-fn read(own: &Value) -> Result<Option<DeviceConfig>, Invalid> {
-    let wrong = |e: WrongValue| Invalid {
+fn read(own: &Value) -> Result<Option<DeviceConfig>, InvalidField> {
+    let wrong = |e: WrongValue| InvalidField {
         field: e.path,
         message: e.message,
     };
-    let own: Keys = match own {
-        Value::Null => Keys::default(),
-        own => strict::typed(own).map_err(|e| Invalid {
+    let own: DevicesSection = match own {
+        Value::Null => DevicesSection::default(),
+        own => strict::typed(own).map_err(|e| InvalidField {
             field: format!("picolet.{}", e.path),
             message: e.message,
         })?,
@@ -166,7 +166,7 @@ fn read(own: &Value) -> Result<Option<DeviceConfig>, Invalid> {
     }))
 }
 
-fn cdi_dirs(dirs: Option<&[String]>) -> Result<Vec<PathBuf>, Invalid> {
+fn cdi_dirs(dirs: Option<&[String]>) -> Result<Vec<PathBuf>, InvalidField> {
     let field = "picolet.cdiSpecDirs";
     let Some(dirs) = dirs else {
         return Ok(CDI_DIRS.map(PathBuf::from).into());
@@ -182,7 +182,7 @@ fn cdi_dirs(dirs: Option<&[String]>) -> Result<Vec<PathBuf>, Invalid> {
 }
 
 /// Refuses live devices with a CRI runtime: CRI cannot express device nodes that come and go.
-fn no_live(declared: &Declared) -> Result<(), Invalid> {
+fn no_live(declared: &DeclaredDevices) -> Result<(), InvalidField> {
     let mut entries = declared.entries.iter();
     match entries.position(|entry| entry.live) {
         None => Ok(()),
@@ -202,7 +202,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Looks at another machine for the devices of this configuration.
-    pub(crate) fn with_machine(config: &mut Config, machine: &Arc<dyn Machine>) {
+    pub(crate) fn with_machine(config: &mut AgentConfig, machine: &Arc<dyn DeviceMachine>) {
         for part in &mut config.parts {
             let other: Rc<dyn Any> = part.clone();
             if let Some(own) = other.downcast_ref::<ConfiguredDevices>() {

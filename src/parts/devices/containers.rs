@@ -14,19 +14,19 @@ use crate::{
     api::{PodError, oci::Spec},
     cgroup::Cgroups,
     logic::devices::{cdi as rules, live_rules},
-    runtime::runc::{ContainerDevices, LiveContainer, SpecEdit},
+    runtime::runc::{DeviceInjector, LiveContainer, SpecEdit},
 };
 
 /// Settings for devices that vendors describe.
 #[derive(Clone, Debug)]
-pub(crate) struct DevicesOfVendors {
+pub(crate) struct VendorDevices {
     /// Directories of files, absolute; the later ones count.
     dirs: Vec<PathBuf>,
     /// Hooks may run, as root on the machine.
     hooks: bool,
 }
 
-impl From<&DeviceConfig> for DevicesOfVendors {
+impl From<&DeviceConfig> for VendorDevices {
     fn from(cfg: &DeviceConfig) -> Self {
         Self {
             dirs: cfg.cdi.clone(),
@@ -35,7 +35,7 @@ impl From<&DeviceConfig> for DevicesOfVendors {
     }
 }
 
-impl ContainerDevices for DevicesOfVendors {
+impl DeviceInjector for VendorDevices {
     /// The files are read each time and not kept, and so are the nodes: they may be others at the next time.
     fn find_edits(&self, names: &[String]) -> Result<SpecEdit, PodError> {
         let (files, wrong) = cdi::named(&self.dirs, rules::read_named, names);

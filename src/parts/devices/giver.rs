@@ -13,36 +13,40 @@ use smol::LocalExecutor;
 use super::{
     config::DeviceConfig,
     holders::DeviceHolders,
-    machine::{LiveNodes, Machine, plugin},
-    news::{Beginning, DeviceLoop, News},
-    plugin_registry::Registry,
-    plugins::{PluginError, Plugins},
-    watch::Watch,
+    machine::{DeviceMachine, LiveNodes, plugin},
+    news::{DeviceLoop, DeviceNews, DevicesAtStart},
+    plugin_registry::PluginRegistry,
+    plugins::{DevicePluginError, DevicePlugins},
+    watch::DeviceWatch,
 };
 use crate::{
     agent::{
-        asker::Asker,
+        asker::AgentHandle,
         clock::Clock,
         complaints::Complaints,
         node_resources::{
-            ContainerGets, Later, NodeResources, NotGiven, NotSettled, ResourceGiver, ResourceTools,
+            AllocationError, ContainerAllocation, NodeResources, ResourceFuture, ResourceGiver,
+            ResourceTools, ResourcesNotReady,
         },
         pod_store::PodStore,
-        tasks::{Task, boxed},
+        tasks::{AgentTask, boxed},
     },
     api::{
-        Mono, PodError, PodUid,
+        MonoTime, PodError, PodUid,
         cri::LiveDevices,
-        device::{Answer, LiveRecord, Seen},
+        device::{LiveDeviceRecord, MachineDevices, PluginAllocation},
         strict::from_json,
     },
     cgroup::Cgroups,
     logic::{
-        devices::{Answered, Declared, Given, Holder, Live, Question, given, live_nodes, merge},
-        extended_resources::Held,
+        devices::{
+            DeclaredDevices, GivenDevices, HeldUnitsAnswer, LiveUnits, PreferenceQuestion,
+            UnitHolder, given, live_nodes, merge,
+        },
+        extended_resources::HeldUnits,
         fnv::fnv1a,
     },
-    server::backend::Check,
+    server::backend::AgentCheck,
     sys::lane::Lane,
 };
 
@@ -52,15 +56,15 @@ const VERSION: u32 = 1;
 const MAX_BYTES: u64 = 256 << 10;
 
 /// Looks at devices, and speaks with plugins.
-pub(crate) struct Devices {
+pub(crate) struct DeviceGiver {
     /// Devices that the configuration declares.
-    pub(crate) declared: Arc<Declared>,
+    pub(crate) declared: Arc<DeclaredDevices>,
     /// Time for which a pod of the apiserver waits for a device.
     pub(crate) wait: Duration,
     /// The machine to search.
-    pub(crate) machine: Arc<dyn Machine>,
+    pub(crate) machine: Arc<dyn DeviceMachine>,
     /// Plugins, if they may come.
-    pub(crate) plugins: Option<Rc<Plugins>>,
+    pub(crate) plugins: Option<Rc<DevicePlugins>>,
     /// Records.
     pub(crate) store: PodStore,
     /// Nodes that come and go in containers, and the control groups that are told.
@@ -74,30 +78,30 @@ pub(crate) struct Devices {
     pub(crate) doorbells: bool,
 }
 
-impl From<PodError> for NotGiven {
+impl From<PodError> for AllocationError {
     fn from(e: PodError) -> Self {
         Self::Create(e.to_string())
     }
 }
 
-impl From<PluginError> for NotSettled {
-    fn from(e: PluginError) -> Self {
+impl From<DevicePluginError> for ResourcesNotReady {
+    fn from(e: DevicePluginError) -> Self {
         Self(e.to_string())
     }
 }
 
-impl ResourceGiver for Devices {
-    fn begin(self: Rc<Self>, now: Mono) -> Box<dyn NodeResources> {
+impl ResourceGiver for DeviceGiver {
+    fn begin(self: Rc<Self>, now: MonoTime) -> Box<dyn NodeResources> {
         let beginning = self.look_at_start();
         Box::new(DeviceHolders::new(self, beginning, now))
     }
 
     /// Watches devices come and go, if any is declared.
-    fn tasks(self: Rc<Self>, agent: Asker) -> Vec<Task> {
+    fn tasks(self: Rc<Self>, agent: AgentHandle) -> Vec<AgentTask> {
         if self.declared.entries.is_empty() {
             return Vec::new();
         }
-        let watch = Watch {
+        let watch = DeviceWatch {
             clock: Rc::clone(&self.clock),
             doorbell: self.doorbells,
             devices: self,
@@ -109,9 +113,9 @@ impl ResourceGiver for Devices {
     /// Serves registrations of device plugins and the pod-resources API, if plugins may come.
     fn listen(
         self: Rc<Self>,
-        agent: Asker,
+        agent: AgentHandle,
         executor: &Rc<LocalExecutor<'static>>,
-    ) -> io::Result<Vec<Task>> {
+    ) -> io::Result<Vec<AgentTask>> {
         let Some(plugins) = self.plugins.clone() else {
             return Ok(Vec::new());
         };
@@ -120,7 +124,7 @@ impl ResourceGiver for Devices {
         let agent = DeviceLoop(agent);
         let of_agent = agent.clone();
         let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), of_agent);
-        let registry = Registry {
+        let registry = PluginRegistry {
             dir: plugins.registry_dir(),
             plugins: Rc::clone(&plugins),
             declared: Arc::clone(&self.declared),
@@ -138,22 +142,22 @@ impl ResourceGiver for Devices {
     fn settle<'a>(
         &'a self,
         pod: &'a PodUid,
-        held: &'a [Held],
-    ) -> Later<'a, Result<(), NotSettled>> {
+        held: &'a [HeldUnits],
+    ) -> ResourceFuture<'a, Result<(), ResourcesNotReady>> {
         Box::pin(self.settle_devices(pod, held))
     }
 
     fn give<'a>(
         &'a self,
         pod: &'a PodUid,
-        held: &'a [Held],
+        held: &'a [HeldUnits],
         container: &'a str,
-    ) -> Later<'a, Result<ContainerGets, NotGiven>> {
+    ) -> ResourceFuture<'a, Result<ContainerAllocation, AllocationError>> {
         Box::pin(self.given(pod, held, container))
     }
 
-    fn checks(&self) -> Vec<Check> {
-        let plugins = self.plugins.iter().map(|plugins| Check {
+    fn checks(&self) -> Vec<AgentCheck> {
+        let plugins = self.plugins.iter().map(|plugins| AgentCheck {
             name: "device-plugin",
             trouble: plugins.trouble(),
         });
@@ -161,17 +165,17 @@ impl ResourceGiver for Devices {
     }
 }
 
-impl Devices {
+impl DeviceGiver {
     /// Makes the giver of these devices. Reads what plugins offered to an agent before this one. Blocking.
     pub(super) fn new(
         cfg: &DeviceConfig,
-        machine: Arc<dyn Machine>,
+        machine: Arc<dyn DeviceMachine>,
         tools: &ResourceTools<'_>,
     ) -> Self {
         let clock = || Rc::clone(tools.clock);
         let complaints = || Rc::clone(tools.complaints);
         let plugins = cfg.plugins.clone().map(|dir| {
-            Rc::new(Plugins::new(
+            Rc::new(DevicePlugins::new(
                 dir,
                 &tools.dirs.root,
                 Arc::clone(&cfg.declared),
@@ -197,14 +201,14 @@ impl Devices {
     }
 }
 
-impl Devices {
+impl DeviceGiver {
     /// Finds the devices that are present before the first pod is admitted (DEV-12, DEV-38). Blocking.
-    fn look_at_start(&self) -> Beginning {
+    fn look_at_start(&self) -> DevicesAtStart {
         let held = self.store.recorded().into_iter();
         let offered = self.plugins.as_ref().map(|plugins| plugins.known());
-        Beginning {
+        DevicesAtStart {
             seen: match self.declared.entries.is_empty() {
-                true => Seen::default(),
+                true => MachineDevices::default(),
                 false => self.machine.look(&*self.declared),
             },
             held: held
@@ -216,40 +220,50 @@ impl Devices {
     }
 
     /// Searches the machine for devices.
-    pub(crate) async fn look(&self) -> Seen {
+    pub(crate) async fn look(&self) -> MachineDevices {
         let (declared, machine) = (Arc::clone(&self.declared), Arc::clone(&self.machine));
         self.disk.run(move || machine.look(&*declared)).await
     }
 
     /// Asks a plugin for the units that it would choose.
-    pub(crate) async fn preferred(&self, pod: PodUid, question: Question) -> Option<News> {
+    pub(crate) async fn preferred(
+        &self,
+        pod: PodUid,
+        question: PreferenceQuestion,
+    ) -> Option<DeviceNews> {
         let answer = self.plugins.as_ref()?.preferred(question).await;
-        Some(News::Preferred { pod, answer })
+        Some(DeviceNews::Preferred { pod, answer })
     }
 
     /// Keeps what a pod holds before anything of it starts (DEV-12), with what plugins say that its containers get for it
     /// (DEV-05): each is asked once for a container, also if another one does not answer.
     ///
     /// - Errors: that cannot be kept, or a plugin does not answer. It is tried again.
-    async fn settle_devices(&self, uid: &PodUid, held: &[Held]) -> Result<(), NotSettled> {
+    async fn settle_devices(
+        &self,
+        uid: &PodUid,
+        held: &[HeldUnits],
+    ) -> Result<(), ResourcesNotReady> {
         let (store, of) = (self.store.clone(), uid.clone());
         let kept = self.disk.run(move || recall(&store, &of)).await;
         let mut kept = kept.unwrap_or_default();
-        let ask = async |held: &Held| self.plugins()?.allocate(&held.resource, &held.ids).await;
+        let ask =
+            async |held: &HeldUnits| self.plugins()?.allocate(&held.resource, &held.ids).await;
         let (answers_differ, answered) = complete(&mut kept.answers, held, ask).await;
         if answers_differ || kept.devices != held {
             kept.v = VERSION;
             kept.devices = held.to_vec();
             let (store, uid) = (self.store.clone(), uid.clone());
             let recorded = self.disk.run(move || keep(&store, &uid, &kept)).await;
-            recorded
-                .map_err(|e| NotSettled(format!("cannot record the devices of the pod: {e}")))?;
+            recorded.map_err(|e| {
+                ResourcesNotReady(format!("cannot record the devices of the pod: {e}"))
+            })?;
         }
         Ok(answered?)
     }
 
-    fn plugins(&self) -> Result<&Plugins, PluginError> {
-        self.plugins.as_deref().ok_or(PluginError::Off)
+    fn plugins(&self) -> Result<&DevicePlugins, DevicePluginError> {
+        self.plugins.as_deref().ok_or(DevicePluginError::Off)
     }
 
     /// Gathers what a container that is about to start gets for the devices of its pod: units as they are now (DEV-41),
@@ -257,11 +271,11 @@ impl Devices {
     async fn given(
         &self,
         uid: &PodUid,
-        held: &[Held],
+        held: &[HeldUnits],
         container: &str,
-    ) -> Result<ContainerGets, NotGiven> {
+    ) -> Result<ContainerAllocation, AllocationError> {
         let own = || held.iter().filter(|held| *held.container == *container);
-        let mut all = Given::default();
+        let mut all = GivenDevices::default();
         if own().any(|held| !held.plugin) {
             all = given(&self.declared, &self.look().await, held, container)?;
         }
@@ -275,23 +289,23 @@ impl Devices {
                 let resource = &held.resource;
                 let answered = answered.cloned().ok_or_else(|| {
                     let text = format!("what its plugin gives for {resource} is not known");
-                    NotGiven::Create(text)
+                    AllocationError::Create(text)
                 })?;
                 answers.push(answered);
             }
         }
         for answered in &mut answers {
             let told = self.tell_start(answered).await;
-            told.map_err(|e| NotGiven::PreStart(e.to_string()))?;
+            told.map_err(|e| AllocationError::PreStart(e.to_string()))?;
             let named = core::mem::take(&mut answered.answer.nodes);
             let nodes = self.disk.run(move || plugin::nodes(named)).await;
-            answered.answer.nodes = nodes.map_err(|e| NotGiven::Create(e.to_string()))?;
+            answered.answer.nodes = nodes.map_err(|e| AllocationError::Create(e.to_string()))?;
         }
         let live = self
             .put(uid, container, core::mem::take(&mut all.live))
             .await?;
         merge(&mut all, answers);
-        Ok(ContainerGets {
+        Ok(ContainerAllocation {
             nodes: all.nodes,
             env: all.env,
             mounts: all.mounts,
@@ -306,10 +320,10 @@ impl Devices {
         &self,
         uid: &PodUid,
         container: &str,
-        all: Vec<Live>,
-    ) -> Result<Vec<LiveDevices>, NotGiven> {
+        all: Vec<LiveUnits>,
+    ) -> Result<Vec<LiveDevices>, AllocationError> {
         let mut put = Vec::new();
-        for Live {
+        for LiveUnits {
             resource,
             ids,
             container_path,
@@ -319,7 +333,7 @@ impl Devices {
         } in all
         {
             let majors: BTreeSet<_> = nodes.iter().map(|node| (node.block, node.major)).collect();
-            let record = LiveRecord {
+            let record = LiveDeviceRecord {
                 majors: majors.into_iter().collect(),
                 resource,
                 ids,
@@ -333,7 +347,7 @@ impl Devices {
             };
             let at = self.disk.run(begin).await.map_err(|e| {
                 let text = format!("cannot put device nodes for {container_path}: {e}");
-                NotGiven::Create(text)
+                AllocationError::Create(text)
             })?;
             put.push(LiveDevices {
                 host_path: at.display().to_string(),
@@ -347,7 +361,7 @@ impl Devices {
     }
 
     /// Lets containers that run have the nodes that are here, of units that they hold (DEV-44).
-    pub(crate) async fn follow(&self, seen: &Seen) -> Followed {
+    pub(crate) async fn follow(&self, seen: &MachineDevices) -> FollowedContainers {
         let (declared, seen) = (Arc::clone(&self.declared), seen.clone());
         let (store, live, cgroups) = (
             self.store.clone(),
@@ -360,7 +374,7 @@ impl Devices {
 
     /// A container that holds this is about to start. Whether its plugin wants to know it says when it registers; while it is
     /// away what it said when it was asked counts.
-    async fn tell_start(&self, answered: &Answered) -> Result<(), PluginError> {
+    async fn tell_start(&self, answered: &HeldUnitsAnswer) -> Result<(), DevicePluginError> {
         let plugins = match self.plugins() {
             Ok(plugins) => plugins,
             Err(e) if answered.pre_start => return Err(e),
@@ -377,23 +391,23 @@ impl Devices {
 
 /// Containers that have nodes that come and go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Followed {
+pub(crate) struct FollowedContainers {
     /// All of them: they go on whatever their devices are now.
-    pub(crate) live: Vec<Holder>,
+    pub(crate) live: Vec<UnitHolder>,
     /// Containers that cannot go on: they cannot use their device as it is now.
-    pub(crate) unfit: Vec<Holder>,
+    pub(crate) unfit: Vec<UnitHolder>,
     /// Errors, for people.
     pub(crate) wrong: Vec<String>,
 }
 
 /// Blocking.
 fn follow(
-    declared: &Declared,
+    declared: &DeclaredDevices,
     store: &PodStore,
     (live, cgroups): (&LiveNodes, &Cgroups),
-    seen: &Seen,
-) -> Followed {
-    let mut followed = Followed::default();
+    seen: &MachineDevices,
+) -> FollowedContainers {
+    let mut followed = FollowedContainers::default();
     let pods: BTreeSet<PodUid> = match store.all_recorded() {
         Ok(pods) => pods.into_iter().collect(),
         // Nobody's is removed then.
@@ -411,7 +425,7 @@ fn follow(
         let Some(now) = now.collect::<Option<Vec<_>>>() else {
             continue;
         };
-        let holder = Holder {
+        let holder = UnitHolder {
             pod: kept.pod.clone(),
             container: kept.container.clone(),
         };
@@ -430,10 +444,10 @@ fn follow(
 /// Drops answers for what is not `held` any more, and asks for those that are missing, until one does not come. Returns
 /// whether they differ from before, and why one did not come.
 async fn complete(
-    answers: &mut Vec<Answered>,
-    held: &[Held],
-    ask: impl AsyncFn(&Held) -> Result<(Answer, bool), PluginError>,
-) -> (bool, Result<(), PluginError>) {
+    answers: &mut Vec<HeldUnitsAnswer>,
+    held: &[HeldUnits],
+    ask: impl AsyncFn(&HeldUnits) -> Result<(PluginAllocation, bool), DevicePluginError>,
+) -> (bool, Result<(), DevicePluginError>) {
     let before = answers.len();
     let of_plugins = || held.iter().filter(|held| held.plugin);
     answers.retain(|answered| of_plugins().any(|held| is_for(answered, held)));
@@ -446,7 +460,7 @@ async fn complete(
             Ok(said) => said,
             Err(e) => return (differ, Err(e)),
         };
-        answers.push(Answered {
+        answers.push(HeldUnitsAnswer {
             container: held.container.clone(),
             resource: held.resource.clone(),
             ids: held.ids.clone(),
@@ -458,23 +472,23 @@ async fn complete(
     (differ, Ok(()))
 }
 
-fn is_for(answered: &Answered, held: &Held) -> bool {
+fn is_for(answered: &HeldUnitsAnswer, held: &HeldUnits) -> bool {
     answered.container == held.container
         && answered.resource == held.resource
         && answered.ids == held.ids
 }
 
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Kept {
+struct DeviceRecord {
     v: u32,
-    devices: Vec<Held>,
+    devices: Vec<HeldUnits>,
     /// Answers of plugins for these units.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    answers: Vec<Answered>,
+    answers: Vec<HeldUnitsAnswer>,
 }
 
 /// Keeps what a pod holds. Durable: no other pod may get it after a power cut. Blocking.
-fn keep(store: &PodStore, uid: &PodUid, kept: &Kept) -> io::Result<()> {
+fn keep(store: &PodStore, uid: &PodUid, kept: &DeviceRecord) -> io::Result<()> {
     let text = serde_json::to_vec(kept)?;
     if u64::try_from(text.len()).is_ok_and(|len| len > MAX_BYTES) {
         let text = format!("more than {MAX_BYTES} bytes");
@@ -484,9 +498,9 @@ fn keep(store: &PodStore, uid: &PodUid, kept: &Kept) -> io::Result<()> {
 }
 
 /// A damaged record counts as none: what runs goes on, and what starts asks anew.
-fn recall(store: &PodStore, uid: &PodUid) -> Option<Kept> {
+fn recall(store: &PodStore, uid: &PodUid) -> Option<DeviceRecord> {
     let text = store.devices(uid, MAX_BYTES)?;
-    let kept: Kept = from_json(&text)
+    let kept: DeviceRecord = from_json(&text)
         .inspect_err(|e| log::warn!("uid={uid} its record of devices is unusable: {e}"))
         .ok()?;
     if kept.v != VERSION {
@@ -506,7 +520,7 @@ mod tests {
     #[test]
     fn each_is_asked_once() {
         // DEV-05
-        let held = |resource: &str, plugin| Held {
+        let held = |resource: &str, plugin| HeldUnits {
             container: "c".into(),
             resource: resource.into(),
             ids: vec!["1".into()],
@@ -522,11 +536,11 @@ mod tests {
             (false, false, false),
             (true, true, true),
         ] {
-            let ask = async |held: &Held| {
+            let ask = async |held: &HeldUnits| {
                 asked.borrow_mut().push(held.resource.to_string());
                 match &*held.resource == "b/x" && !answers_b {
-                    true => Err(PluginError::Off),
-                    false => Ok((Answer::default(), false)),
+                    true => Err(DevicePluginError::Off),
+                    false => Ok((PluginAllocation::default(), false)),
                 }
             };
             let done = smol::future::block_on(complete(&mut answers, &all, ask));
@@ -535,7 +549,7 @@ mod tests {
         assert_eq!(asked.take(), ["a/x", "b/x", "b/x", "b/x"]);
         assert_eq!(answers.len(), 2);
         // What is not held any more is forgotten.
-        let none = async |_: &Held| Err(PluginError::Off);
+        let none = async |_: &HeldUnits| Err(DevicePluginError::Off);
         let done = smol::future::block_on(complete(&mut answers, &all[1..], none));
         assert!(done.0 && done.1.is_ok());
         assert_eq!(answers.len(), 1);
@@ -549,23 +563,23 @@ mod tests {
         let uid = PodUid::from("a");
         std::fs::create_dir_all(store.dir(&uid)).expect("directory");
         assert_eq!(recall(&store, &uid), None);
-        let held = |id: &str| Kept {
+        let held = |id: &str| DeviceRecord {
             v: VERSION,
-            devices: vec![Held {
+            devices: vec![HeldUnits {
                 container: "c".into(),
                 resource: "picolet/x".into(),
                 ids: vec![id.into()],
                 plain_init: false,
                 plugin: true,
             }],
-            answers: vec![Answered {
+            answers: vec![HeldUnitsAnswer {
                 container: "c".into(),
                 resource: "picolet/x".into(),
                 ids: vec![id.into()],
                 pre_start: true,
-                answer: Answer {
+                answer: PluginAllocation {
                     cdi_devices: vec!["a/b=c".into()],
-                    ..Answer::default()
+                    ..PluginAllocation::default()
                 },
             }],
         };

@@ -7,52 +7,57 @@ use alloc::{
 };
 
 use super::{
-    giver::{Devices, Followed},
-    news::{Beginning, News},
+    giver::{DeviceGiver, FollowedContainers},
+    news::{DeviceNews, DevicesAtStart},
 };
 use crate::{
     agent::{
-        node_resources::{Admission, GivenLate, NodeResources, PodLoop, PodsView, ResourceNews},
-        recorder::Severity,
+        node_resources::{
+            LateResourceGrant, NodeResources, PodLoop, PodsView, ResourceAdmission, ResourceNews,
+        },
+        recorder::EventSeverity,
     },
     api::{
-        ContainerId, Mono, Pod, PodStatus, PodUid,
+        ContainerId, MonoTime, Pod, PodStatus, PodUid,
         cri::ContainerState,
-        device::{Holdings, PodHolds, Seen},
+        device::{DeviceHoldings, MachineDevices, PodDeviceHoldings},
     },
     logic::{
         admission::Rejection,
-        devices::{self, Change, Holder, OnReplug, Patience, Refusal, Table, Verdict, What},
-        extended_resources::{Amount, Demand, PodDevices, demands},
+        devices::{
+            self, DeviceRefusal, DeviceTable, DeviceWaitFacts, DeviceWaitVerdict, ReplugPolicy,
+            UnitChange, UnitChangeKind, UnitHolder,
+        },
+        extended_resources::{PodDevices, ResourceDemand, ResourceUnits, demands},
         pod_kind,
     },
-    server::backend::DeviceShown,
+    server::backend::DeviceReport,
 };
 
 /// A pod that does not get what it asks for.
-struct Waiting {
-    demands: Vec<Demand>,
+struct WaitingPod {
+    demands: Vec<ResourceDemand>,
     is_static: bool,
-    since: Mono,
+    since: MonoTime,
     /// A plugin is asked which units it would choose.
     asks: bool,
 }
 
 /// Devices that are here, their holders, and who waits for one.
 pub(crate) struct DeviceHolders {
-    devices: Rc<Devices>,
-    table: Table,
-    waiting: BTreeMap<PodUid, Waiting>,
+    devices: Rc<DeviceGiver>,
+    table: DeviceTable,
+    waiting: BTreeMap<PodUid, WaitingPod>,
     /// Pods that cannot begin with what they hold, and since when.
-    stuck: BTreeMap<PodUid, Mono>,
+    stuck: BTreeMap<PodUid, MonoTime>,
     /// Start of the agent.
-    started: Mono,
+    started: MonoTime,
     /// Containers to restart because of their devices.
-    restarts: Vec<Restart>,
+    restarts: Vec<DeviceRestart>,
 }
 
 /// A container that is to be restarted, for its device is another one.
-struct Restart {
+struct DeviceRestart {
     pod: PodUid,
     container: Box<str>,
     /// `None`: which one runs could not be read yet.
@@ -61,10 +66,10 @@ struct Restart {
 
 impl DeviceHolders {
     /// Begins with the declared devices and what was present at the start.
-    pub(crate) fn new(devices: Rc<Devices>, beginning: Beginning, now: Mono) -> Self {
+    pub(crate) fn new(devices: Rc<DeviceGiver>, beginning: DevicesAtStart, now: MonoTime) -> Self {
         let mut own = Self {
             devices,
-            table: Table::default(),
+            table: DeviceTable::default(),
             waiting: BTreeMap::new(),
             stuck: BTreeMap::new(),
             started: now,
@@ -83,7 +88,7 @@ impl DeviceHolders {
         own
     }
 
-    fn report(&mut self, seen: &Seen, now: Mono) -> Vec<Change> {
+    fn report(&mut self, seen: &MachineDevices, now: MonoTime) -> Vec<UnitChange> {
         let declared = &self.devices.declared;
         let found = devices::units(declared, seen);
         let all = declared.entries.iter().zip(found);
@@ -91,10 +96,10 @@ impl DeviceHolders {
         changes.flatten().collect()
     }
 
-    fn judge(&self, why: &Refusal, waiting: &Waiting, now: Mono) -> Verdict {
+    fn judge(&self, why: &DeviceRefusal, waiting: &WaitingPod, now: MonoTime) -> DeviceWaitVerdict {
         let resource = why.resource();
         let may_come = self.plugins_may_come() && self.devices.declared.entry(resource).is_none();
-        let pod = Patience {
+        let pod = DeviceWaitFacts {
             is_static: waiting.is_static,
             waited: now - waiting.since,
             at_most: self.devices.wait,
@@ -135,12 +140,12 @@ impl DeviceHolders {
     fn judge_stuck(
         &mut self,
         pod: &Pod,
-        demands: Vec<Demand>,
-        why: &Refusal,
-        now: Mono,
+        demands: Vec<ResourceDemand>,
+        why: &DeviceRefusal,
+        now: MonoTime,
     ) -> Option<Rejection> {
         let uid = &pod.metadata.uid;
-        let waiting = Waiting {
+        let waiting = WaitingPod {
             demands,
             is_static: pod_kind::is_static(pod),
             since: *self.stuck.entry(uid.clone()).or_insert(now),
@@ -148,8 +153,8 @@ impl DeviceHolders {
         };
         match self.judge(why, &waiting, now) {
             // Its sync tries it again, and tells why.
-            Verdict::Wait => None,
-            Verdict::Refuse => {
+            DeviceWaitVerdict::Wait => None,
+            DeviceWaitVerdict::Refuse => {
                 self.stuck.remove(uid);
                 Some(why.rejection())
             }
@@ -165,16 +170,16 @@ impl DeviceHolders {
     }
 
     /// Returns true if no container of the pod runs and its time to wait is not over.
-    fn holds_up(&self, uid: &PodUid, pods: &PodsView<'_>, now: Mono) -> bool {
+    fn holds_up(&self, uid: &PodUid, pods: &PodsView<'_>, now: MonoTime) -> bool {
         self.waiting.get(uid).is_some_and(|waiting| {
             let check = || self.table.check(uid, &waiting.demands).err();
             let refused = self.unknown(waiting, pods).or_else(check);
-            refused.is_some_and(|why| self.judge(&why, waiting, now) == Verdict::Wait)
+            refused.is_some_and(|why| self.judge(&why, waiting, now) == DeviceWaitVerdict::Wait)
         })
     }
 
     /// Refuses a static pod that asks for a resource which nobody here has ever offered (DEV-05).
-    fn unknown(&self, waiting: &Waiting, pods: &PodsView<'_>) -> Option<Refusal> {
+    fn unknown(&self, waiting: &WaitingPod, pods: &PodsView<'_>) -> Option<DeviceRefusal> {
         let unknown = self.table.unregistered(&waiting.demands);
         // A node without devices is not asked for any. A cluster may count what nobody here gives.
         let gives = self.plugins_may_come() || self.table.resources().next().is_some();
@@ -183,7 +188,7 @@ impl DeviceHolders {
     }
 
     /// Returns true if the Node has amounts of all demanded resources that are not given here.
-    fn counts_others(&self, demands: &[Demand], pods: &PodsView<'_>) -> bool {
+    fn counts_others(&self, demands: &[ResourceDemand], pods: &PodsView<'_>) -> bool {
         demands.iter().all(|demand| {
             let is_own = self.table.resources().any(|name| name == demand.resource);
             is_own || pods.node_has(&demand.resource)
@@ -191,7 +196,13 @@ impl DeviceHolders {
     }
 
     /// The machine was looked at.
-    fn on_devices(&mut self, seen: &Seen, followed: &Followed, pods: &mut PodLoop<'_>, now: Mono) {
+    fn on_devices(
+        &mut self,
+        seen: &MachineDevices,
+        followed: &FollowedContainers,
+        pods: &mut PodLoop<'_>,
+        now: MonoTime,
+    ) {
         let changes = self.report(seen, now);
         self.after_devices(changes, &followed.live, pods, now);
         for holder in &followed.unfit {
@@ -201,15 +212,15 @@ impl DeviceHolders {
     }
 
     /// The one that runs now: one that starts later has the device as it is then.
-    fn restart_for_device(&mut self, holder: &Holder, pods: &PodsView<'_>) {
-        let is_it = |r: &Restart| r.pod == holder.pod && r.container == holder.container;
+    fn restart_for_device(&mut self, holder: &UnitHolder, pods: &PodsView<'_>) {
+        let is_it = |r: &DeviceRestart| r.pod == holder.pod && r.container == holder.container;
         if self.restarts.iter().any(is_it) {
             self.look_up_restarts(pods);
         }
         if self.restarts.iter().any(is_it) {
             return;
         }
-        self.restarts.push(Restart {
+        self.restarts.push(DeviceRestart {
             pod: holder.pod.clone(),
             container: holder.container.clone(),
             instance: None,
@@ -231,10 +242,10 @@ impl DeviceHolders {
     /// `live`: who goes on with what it has, whatever that is now.
     fn after_devices(
         &mut self,
-        changes: Vec<Change>,
-        live: &[Holder],
+        changes: Vec<UnitChange>,
+        live: &[UnitHolder],
         pods: &mut PodLoop<'_>,
-        now: Mono,
+        now: MonoTime,
     ) {
         for change in changes {
             self.on_device(&change, live, pods, now);
@@ -245,8 +256,14 @@ impl DeviceHolders {
         // Who waits is looked at by housekeeping.
     }
 
-    fn on_device(&mut self, change: &Change, live: &[Holder], pods: &mut PodLoop<'_>, now: Mono) {
-        let Change {
+    fn on_device(
+        &mut self,
+        change: &UnitChange,
+        live: &[UnitHolder],
+        pods: &mut PodLoop<'_>,
+        now: MonoTime,
+    ) {
+        let UnitChange {
             resource,
             id,
             nodes,
@@ -260,16 +277,22 @@ impl DeviceHolders {
         let shown = if nodes.is_empty() { id } else { nodes };
         // A short absence is no news (DEV-39).
         let is_told = match what {
-            What::Lost => true,
-            What::Back { moved, told } => *moved || *told,
+            UnitChangeKind::Lost => true,
+            UnitChangeKind::Back { moved, told } => *moved || *told,
         };
         for holder in holders {
             let uid = &holder.pod;
             let (severity, reason, text) = match (what, of_plugin) {
-                (What::Lost, false) => (Severity::Warning, "DeviceLost", "is gone"),
-                (What::Lost, true) => (Severity::Warning, "DeviceLost", "is unhealthy"),
-                (What::Back { .. }, false) => (Severity::Normal, "DeviceBack", "is back"),
-                (What::Back { .. }, true) => (Severity::Normal, "DeviceBack", "is healthy"),
+                (UnitChangeKind::Lost, false) => (EventSeverity::Warning, "DeviceLost", "is gone"),
+                (UnitChangeKind::Lost, true) => {
+                    (EventSeverity::Warning, "DeviceLost", "is unhealthy")
+                }
+                (UnitChangeKind::Back { .. }, false) => {
+                    (EventSeverity::Normal, "DeviceBack", "is back")
+                }
+                (UnitChangeKind::Back { .. }, true) => {
+                    (EventSeverity::Normal, "DeviceBack", "is healthy")
+                }
             };
             if is_told {
                 let message = format!("Device {resource} ({shown}) {text}");
@@ -277,9 +300,13 @@ impl DeviceHolders {
                 log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
             }
             let restarts = match (what, on_replug) {
-                (What::Back { moved, .. }, OnReplug::IfChanged) => *moved && !live.contains(holder),
-                (What::Back { .. }, OnReplug::Restart) => true,
-                (What::Back { .. }, OnReplug::Leave) | (What::Lost, _) => false,
+                (UnitChangeKind::Back { moved, .. }, ReplugPolicy::IfChanged) => {
+                    *moved && !live.contains(holder)
+                }
+                (UnitChangeKind::Back { .. }, ReplugPolicy::Restart) => true,
+                (UnitChangeKind::Back { .. }, ReplugPolicy::Leave) | (UnitChangeKind::Lost, _) => {
+                    false
+                }
             };
             if restarts {
                 self.restart_for_device(holder, &pods.view());
@@ -290,7 +317,7 @@ impl DeviceHolders {
     }
 
     /// Holders of all devices, for metrics and the pod-resources API (DEV-17).
-    pub(crate) fn holdings(&self, pods: &PodsView<'_>) -> Holdings {
+    pub(crate) fn holdings(&self, pods: &PodsView<'_>) -> DeviceHoldings {
         let holds = pods.active().map(|(uid, pod)| {
             let held = self.table.held_by(uid);
             let held = held.map_or(&[][..], |held| held);
@@ -308,7 +335,7 @@ impl DeviceHolders {
                 })
                 .collect()
             };
-            PodHolds {
+            PodDeviceHoldings {
                 name: pod.name.clone(),
                 namespace: pod.namespace.clone(),
                 containers: names
@@ -324,7 +351,7 @@ impl DeviceHolders {
                 ids.push(unit.id.into());
             }
         }
-        Holdings {
+        DeviceHoldings {
             pods: holds.collect(),
             healthy: healthy.into_iter().collect(),
         }
@@ -332,7 +359,7 @@ impl DeviceHolders {
 }
 
 impl NodeResources for DeviceHolders {
-    fn amounts(&self) -> Vec<Amount> {
+    fn amounts(&self) -> Vec<ResourceUnits> {
         self.table.amounts()
     }
 
@@ -340,18 +367,18 @@ impl NodeResources for DeviceHolders {
         self.table.held_by(uid).cloned()
     }
 
-    fn admit(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Admission {
+    fn admit(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> ResourceAdmission {
         let uid = &pod.metadata.uid;
         let demands = demands(pod);
         let asks_nothing = demands.is_empty() && self.table.held_by(uid).is_none();
         // What runs was given its devices before (DEV-12).
         if asks_nothing || self.runs(uid, &pods.view()) {
-            return Admission::Given;
+            return ResourceAdmission::Given;
         }
         if self.asks(uid) {
-            return Admission::Held;
+            return ResourceAdmission::Held;
         }
-        let waiting = Waiting {
+        let waiting = WaitingPod {
             demands,
             is_static: pod_kind::is_static(pod),
             since: self.waiting.get(uid).map_or(now, |w| w.since),
@@ -360,7 +387,7 @@ impl NodeResources for DeviceHolders {
         if !pods.view().is_idle(uid) {
             // It may run with what it has, and that could not be looked at yet.
             self.waiting.insert(uid.clone(), waiting);
-            return Admission::Held;
+            return ResourceAdmission::Held;
         }
         self.release(pods);
         let demands = &waiting.demands;
@@ -370,7 +397,7 @@ impl NodeResources for DeviceHolders {
             None => self.table.question(uid, demands),
         };
         if let Some(question) = question {
-            let waiting = Waiting {
+            let waiting = WaitingPod {
                 asks: true,
                 ..waiting
             };
@@ -380,7 +407,7 @@ impl NodeResources for DeviceHolders {
                 let news = devices.preferred(uid, question).await?;
                 Some(Box::new(news) as ResourceNews)
             }));
-            return Admission::Held;
+            return ResourceAdmission::Held;
         }
         let given = match unknown {
             Some(refusal) => Err(refusal),
@@ -388,22 +415,22 @@ impl NodeResources for DeviceHolders {
         };
         let Err(why) = given else {
             self.forget_waiting(uid);
-            return Admission::Given;
+            return ResourceAdmission::Given;
         };
         match self.judge(&why, &waiting, now) {
-            Verdict::Wait => {
+            DeviceWaitVerdict::Wait => {
                 self.waiting.insert(uid.clone(), waiting);
-                Admission::Waits(format!("waits for a device: {why}"))
+                ResourceAdmission::Waits(format!("waits for a device: {why}"))
             }
-            Verdict::Refuse => {
+            DeviceWaitVerdict::Refuse => {
                 self.forget_waiting(uid);
-                Admission::Refused(why.rejection())
+                ResourceAdmission::Refused(why.rejection())
             }
         }
     }
 
     /// Replaces devices that the pod cannot use. If nothing can replace one, the pod waits as one that comes does (DEV-08).
-    fn replace(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Option<Rejection> {
+    fn replace(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> Option<Rejection> {
         let uid = &pod.metadata.uid;
         if !pods.view().is_idle(uid) {
             return None;
@@ -423,8 +450,8 @@ impl NodeResources for DeviceHolders {
         &mut self,
         pod: &Pod,
         pods: &mut PodLoop<'_>,
-        now: Mono,
-    ) -> (GivenLate, Option<Rejection>) {
+        now: MonoTime,
+    ) -> (LateResourceGrant, Option<Rejection>) {
         let uid = &pod.metadata.uid;
         if self.table.held_by(uid).is_none() {
             self.release(pods);
@@ -435,22 +462,22 @@ impl NodeResources for DeviceHolders {
                     true => self.judge_stuck(pod, demands, &why, now),
                     false => None,
                 };
-                return (GivenLate::Waits(message), refused);
+                return (LateResourceGrant::Waits(message), refused);
             }
             self.stuck.remove(uid);
         }
         if self.table.held_by(uid).is_none() {
-            return (GivenLate::Nothing, None);
+            return (LateResourceGrant::Nothing, None);
         }
         pods.resync(uid, now);
-        (GivenLate::Given, None)
+        (LateResourceGrant::Given, None)
     }
 
     fn is_waiting(&self, uid: &PodUid) -> bool {
         self.waiting.contains_key(uid)
     }
 
-    fn may_wait(&self, uid: &PodUid, pods: &PodsView<'_>, now: Mono) -> bool {
+    fn may_wait(&self, uid: &PodUid, pods: &PodsView<'_>, now: MonoTime) -> bool {
         match pods.is_idle(uid) {
             true if self.asks(uid) => true,
             true => pods.is_told_to_wait(uid) && self.holds_up(uid, pods, now),
@@ -476,8 +503,8 @@ impl NodeResources for DeviceHolders {
         }
     }
 
-    fn take_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: Mono) {
-        let Ok(news) = news.downcast::<News>() else {
+    fn take_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: MonoTime) {
+        let Ok(news) = news.downcast::<DeviceNews>() else {
             return;
         };
         let table = &mut self.table;
@@ -485,20 +512,20 @@ impl NodeResources for DeviceHolders {
         // Nothing happened to what they hold, yet their statuses say something else now.
         let mut other_health = Vec::new();
         match *news {
-            News::Looked { seen, followed } => {
+            DeviceNews::Looked { seen, followed } => {
                 return self.on_devices(&seen, &followed, pods, now);
             }
-            News::Registered { resource, prefers } => table.register(&resource, prefers),
-            News::Listed { resource, units } => {
+            DeviceNews::Registered { resource, prefers } => table.register(&resource, prefers),
+            DeviceNews::Listed { resource, units } => {
                 other_health = table.in_doubt(&resource);
                 changes = table.list(&resource, units);
             }
-            News::Gone { resource } => {
+            DeviceNews::Gone { resource } => {
                 table.disconnect(&resource, now);
                 other_health = table.in_doubt(&resource);
             }
-            News::Spared { resource } => table.spare(&resource),
-            News::Preferred { pod, answer } => {
+            DeviceNews::Spared { resource } => table.spare(&resource),
+            DeviceNews::Preferred { pod, answer } => {
                 if let Some(waiting) = self.waiting.get_mut(&pod) {
                     waiting.asks = false;
                     table.prefer(&pod, answer);
@@ -513,11 +540,11 @@ impl NodeResources for DeviceHolders {
         self.after_devices(changes, &[], pods, now);
     }
 
-    fn next_timeout(&self) -> Option<Mono> {
+    fn next_timeout(&self) -> Option<MonoTime> {
         self.table.next_timeout()
     }
 
-    fn handle_timeout(&mut self, pods: &mut PodLoop<'_>, now: Mono) {
+    fn handle_timeout(&mut self, pods: &mut PodLoop<'_>, now: MonoTime) {
         let changes = self.table.handle_timeout(now);
         self.after_devices(changes, &[], pods, now);
     }
@@ -533,15 +560,21 @@ impl NodeResources for DeviceHolders {
     }
 
     /// DEV-15.
-    fn show_health(&self, uid: &PodUid, status: &mut PodStatus, previous: &PodStatus, now: Mono) {
+    fn show_health(
+        &self,
+        uid: &PodUid,
+        status: &mut PodStatus,
+        previous: &PodStatus,
+        now: MonoTime,
+    ) {
         let starts = devices::plugins_may_come(now - self.started);
         let held = self.table.held_by(uid).map_or(&[][..], |held| held);
         let health = |resource: &str, id: &str| self.table.health(resource, id, starts);
         devices::show_health(status, previous, held, &health);
     }
 
-    fn shown(&self, pods: &PodsView<'_>) -> Vec<DeviceShown> {
-        let holder = |holder: &Holder| {
+    fn shown(&self, pods: &PodsView<'_>) -> Vec<DeviceReport> {
+        let holder = |holder: &UnitHolder| {
             let pod = match pods.name(&holder.pod) {
                 Some(name) => format!("{}/{}", name.namespace, name.name),
                 None => holder.pod.to_string(),
@@ -549,7 +582,7 @@ impl NodeResources for DeviceHolders {
             format!("{pod}/{}", holder.container)
         };
         let all = self.table.shown().into_iter();
-        all.map(|unit| DeviceShown {
+        all.map(|unit| DeviceReport {
             resource: unit.resource.into(),
             id: unit.id.into(),
             nodes: unit.nodes.into(),

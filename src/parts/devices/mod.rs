@@ -27,8 +27,8 @@ mod watch;
 #[cfg(test)]
 pub(crate) use self::{
     config::tests::with_machine,
-    giver::{Devices, Followed},
-    machine::Machine,
-    news::{DeviceLoop, News},
+    giver::{DeviceGiver, FollowedContainers},
+    machine::DeviceMachine,
+    news::{DeviceLoop, DeviceNews},
 };
 pub(super) use config::DevicesPart;

@@ -2,26 +2,26 @@
 
 use alloc::collections::BTreeSet;
 
-use super::{giver::Followed, holders::DeviceHolders};
+use super::{giver::FollowedContainers, holders::DeviceHolders};
 use crate::{
-    agent::{asker::Asker, node_resources::PodsView},
+    agent::{asker::AgentHandle, node_resources::PodsView},
     api::{
         PodUid,
-        device::{Holdings, Seen},
+        device::{DeviceHoldings, MachineDevices},
     },
     logic::{
-        devices::{Listed, Preferred},
-        extended_resources::Held,
+        devices::{ListedUnit, PreferredUnits},
+        extended_resources::HeldUnits,
     },
 };
 
 /// The loop, as far as plugins know of the agent.
 #[derive(Clone)]
-pub(crate) struct DeviceLoop(pub(crate) Asker);
+pub(crate) struct DeviceLoop(pub(crate) AgentHandle);
 
 impl DeviceLoop {
     /// Tells the loop; comes back when the news wait for their turn.
-    pub(crate) async fn tell(&self, news: News) {
+    pub(crate) async fn tell(&self, news: DeviceNews) {
         // The loop is gone only when the agent ends.
         _ = self.0.tell_resources(Box::new(news)).await;
     }
@@ -33,37 +33,40 @@ impl DeviceLoop {
     }
 
     /// Holders of all devices.
-    pub(crate) async fn holdings(&self) -> Holdings {
+    pub(crate) async fn holdings(&self) -> DeviceHoldings {
         let holdings = self.0.ask_resources(DeviceHolders::holdings);
         holdings.await.unwrap_or_default()
     }
 }
 
 /// Devices as they were before the first pod was admitted.
-pub(crate) struct Beginning {
+pub(crate) struct DevicesAtStart {
     /// Devices.
-    pub(crate) seen: Seen,
+    pub(crate) seen: MachineDevices,
     /// Devices that pods hold since an agent before this one.
-    pub(crate) held: Vec<(PodUid, Vec<Held>)>,
+    pub(crate) held: Vec<(PodUid, Vec<HeldUnits>)>,
     /// Resources that plugins offered then.
     pub(crate) offered: Vec<Box<str>>,
 }
 
 /// News of devices for the loop.
-pub(crate) enum News {
+pub(crate) enum DeviceNews {
     /// The machine was looked at: devices that are present, and containers that see them come and go.
-    Looked { seen: Box<Seen>, followed: Followed },
+    Looked {
+        seen: Box<MachineDevices>,
+        followed: FollowedContainers,
+    },
     /// A plugin offers a resource. `prefers`: it has a say in the choice of units.
     Registered { resource: Box<str>, prefers: bool },
     /// A plugin lists its units.
     Listed {
         resource: Box<str>,
-        units: Vec<Listed>,
+        units: Vec<ListedUnit>,
     },
     /// A plugin has gone.
     Gone { resource: Box<str> },
     /// A resource is dropped and makes room for another one.
     Spared { resource: Box<str> },
     /// A plugin named the units that it would choose for a pod; no answer is an empty one.
-    Preferred { pod: PodUid, answer: Preferred },
+    Preferred { pod: PodUid, answer: PreferredUnits },
 }

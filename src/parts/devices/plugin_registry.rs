@@ -1,5 +1,5 @@
 //! Plugins that wait below one directory until they are asked what they are (DEV-16): those of devices are handed on to
-//! [`Plugins`], all others are told that they are not supported.
+//! [`DevicePlugins`], all others are told that they are not supported.
 //!
 //! A look every ten seconds finds the sockets, and sooner at the sound of a doorbell. Each of them has a task that ends once its
 //! plugin is registered or refused. Where the directory is not there, the look is all that is done.
@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 use smol::{LocalExecutor, Task, future::or};
 
 use super::{
-    machine::registry::{self, Doorbell, MAX_SOCKETS, Mark, Registration},
+    machine::registry::{self, DirectoryDoorbell, MAX_SOCKETS, PluginRegistration, SocketMark},
     news::DeviceLoop,
-    plugins::Plugins,
+    plugins::DevicePlugins,
 };
 use crate::{
     agent::{
-        clock::{Clock, Ticks, in_step},
+        clock::{Clock, GrpcClock, in_step},
         complaints::Complaints,
     },
-    logic::devices::{self, Declared},
+    logic::devices::{self, DeclaredDevices},
     sys::lane::Lane,
 };
 
@@ -32,10 +32,10 @@ const POLL: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// See the module.
-pub(crate) struct Registry {
+pub(crate) struct PluginRegistry {
     pub(crate) dir: PathBuf,
-    pub(crate) plugins: Rc<Plugins>,
-    pub(crate) declared: Arc<Declared>,
+    pub(crate) plugins: Rc<DevicePlugins>,
+    pub(crate) declared: Arc<DeclaredDevices>,
     pub(crate) agent: DeviceLoop,
     pub(crate) executor: Rc<LocalExecutor<'static>>,
     pub(crate) clock: Rc<dyn Clock>,
@@ -46,22 +46,22 @@ pub(crate) struct Registry {
 }
 
 /// Registration of a socket: the resource, and the number of the connection.
-type Place = Rc<RefCell<Option<(String, u64)>>>;
+type SocketRegistration = Rc<RefCell<Option<(String, u64)>>>;
 
 /// A socket that was seen.
-struct Known {
-    mark: Mark,
-    place: Place,
+struct KnownSocket {
+    mark: SocketMark,
+    place: SocketRegistration,
     /// Asks it until it is registered or refused. Dropped, it stops.
     task: Task<()>,
 }
 
-impl Registry {
+impl PluginRegistry {
     /// As long as the agent.
     pub(crate) async fn run(self) {
         let own = Rc::new(self);
         let mut known = BTreeMap::new();
-        let mut bell: Option<Doorbell> = None;
+        let mut bell: Option<DirectoryDoorbell> = None;
         // Bounded: by its pauses.
         loop {
             own.look(&mut known, &mut bell).await;
@@ -86,15 +86,15 @@ impl Registry {
     /// Looks once: takes leave of what has gone, then begins with what has come.
     async fn look(
         self: &Rc<Self>,
-        known: &mut BTreeMap<PathBuf, Known>,
-        bell: &mut Option<Doorbell>,
+        known: &mut BTreeMap<PathBuf, KnownSocket>,
+        bell: &mut Option<DirectoryDoorbell>,
     ) {
         let dir = self.dir.clone();
         let (is_wanted, before) = (self.doorbell, bell.take());
         let seen = self.disk.run(move || {
             // Nothing is watched where nothing can come.
             let bell = match dir.is_dir() && is_wanted {
-                true => before.or_else(|| Doorbell::lay().ok()),
+                true => before.or_else(|| DirectoryDoorbell::lay().ok()),
                 false => None,
             };
             let seen = registry::look(&dir, bell.as_ref());
@@ -115,14 +115,15 @@ impl Registry {
             let text = format!("{shown} has more than is looked at: {MAX_SOCKETS} sockets");
             self.complaints.complain(&text);
         }
-        let is_there =
-            |path: &Path, one: &Known| seen.sockets.get(path).is_some_and(|mark| *mark == one.mark);
+        let is_there = |path: &Path, one: &KnownSocket| {
+            seen.sockets.get(path).is_some_and(|mark| *mark == one.mark)
+        };
         let gone: Vec<PathBuf> = (known.iter())
             .filter(|(path, one)| !is_there(path, one))
             .map(|(path, _)| path.clone())
             .collect();
         for path in gone {
-            let Some(Known { place, task, .. }) = known.remove(&path) else {
+            let Some(KnownSocket { place, task, .. }) = known.remove(&path) else {
                 continue;
             };
             drop(task);
@@ -133,9 +134,9 @@ impl Registry {
         }
         for (path, mark) in seen.sockets {
             known.entry(path).or_insert_with_key(|path| {
-                let place = Place::default();
+                let place = SocketRegistration::default();
                 let ask = Rc::clone(self).ask(path.clone(), Rc::clone(&place));
-                Known {
+                KnownSocket {
                     mark,
                     place,
                     task: self.executor.spawn(ask),
@@ -145,7 +146,7 @@ impl Registry {
     }
 
     /// Asks a socket until its plugin is registered or refused.
-    async fn ask(self: Rc<Self>, path: PathBuf, place: Place) {
+    async fn ask(self: Rc<Self>, path: PathBuf, place: SocketRegistration) {
         let (mut failures, mut told) = (0, String::new());
         // Bounded: by the pauses between its questions.
         while !self.once(&path, &place, &mut told).await {
@@ -157,7 +158,7 @@ impl Registry {
     }
 
     /// Returns whether there is no more to ask. `told`: what was complained of it last; a dead socket may lie there for ever.
-    async fn once(&self, path: &Path, place: &Place, told: &mut String) -> bool {
+    async fn once(&self, path: &Path, place: &SocketRegistration, told: &mut String) -> bool {
         let of = format!("the plugin at {}", path.display());
         let mut complain = |why: &str| {
             let text = format!("{of}: {}", devices::shown(why));
@@ -166,8 +167,8 @@ impl Registry {
                 *told = text;
             }
         };
-        let time = Rc::new(Ticks(Rc::clone(&self.clock)));
-        let dialled = Registration::dial(path, &self.executor, time).await;
+        let time = Rc::new(GrpcClock(Rc::clone(&self.clock)));
+        let dialled = PluginRegistration::dial(path, &self.executor, time).await;
         let (registration, info) = match dialled {
             Ok(dialled) => dialled,
             Err(e) => {

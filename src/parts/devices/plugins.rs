@@ -18,27 +18,27 @@ use smol::LocalExecutor;
 
 use super::{
     machine::{
-        Listener, Trouble,
-        plugin::{self, Plugin, RegisterRequest, Registered},
-        pod_resources::{self, Asked},
+        DeviceSocketListener, ListenerTrouble,
+        plugin::{self, PluginConnection, RegisterRequest, RegistrationResult},
+        pod_resources::{self, HoldingsAnswer},
     },
-    news::{DeviceLoop, News},
+    news::{DeviceLoop, DeviceNews},
     plugin_registry,
 };
 use crate::{
     agent::{
-        clock::{Clock, Ticks},
+        clock::{Clock, GrpcClock},
         complaints::Complaints,
         offered,
         vitals::WorkCounters,
     },
-    api::device::Answer,
+    api::device::PluginAllocation,
     grpc::{
-        Time,
-        status::{Code, Status},
+        ConnectionClock,
+        status::{GrpcCode, GrpcStatus},
     },
     logic::{
-        devices::{self, Declared, Preferred, Question, Wrong},
+        devices::{self, DeclaredDevices, PluginMessageError, PreferenceQuestion, PreferredUnits},
         pull_rate::PullRate,
     },
     sys::lane::Lane,
@@ -54,7 +54,7 @@ const READS_AT_ONCE: u32 = 10;
 
 /// Reason why a plugin is not there, or does not give what it should.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum PluginError {
+pub(crate) enum DevicePluginError {
     /// The plugin is not there, or not any more.
     #[error("the device plugin of {0} is not there")]
     Absent(Box<str>),
@@ -63,7 +63,7 @@ pub(crate) enum PluginError {
     Call(String),
     /// The plugin's answer breaks a rule.
     #[error("{0}")]
-    Wrong(Wrong),
+    Wrong(PluginMessageError),
     /// The plugin has ended its list.
     #[error("it ends its list")]
     Ended,
@@ -79,17 +79,17 @@ pub(crate) enum PluginError {
 }
 
 /// See the module.
-pub(crate) struct Plugins {
+pub(crate) struct DevicePlugins {
     /// Directory of the sockets.
     dir: PathBuf,
     /// Record of the resources that plugins have offered.
     file: PathBuf,
-    declared: Arc<Declared>,
+    declared: Arc<DeclaredDevices>,
     clock: Rc<dyn Clock>,
     disk: Lane,
     complaints: Rc<Complaints>,
     counters: WorkCounters,
-    state: RefCell<State>,
+    state: RefCell<DevicePluginsState>,
     /// Two plugins do not register at the same time.
     registering: smol::lock::Mutex<()>,
     /// Each registration under way has one more of it.
@@ -97,19 +97,19 @@ pub(crate) struct Plugins {
 }
 
 #[derive(Default)]
-struct State {
-    live: BTreeMap<Box<str>, Live>,
+struct DevicePluginsState {
+    live: BTreeMap<Box<str>, LivePlugin>,
     /// Resources that were offered by now.
     known: BTreeSet<Box<str>>,
     /// Number of the last connection.
     number: u64,
     /// Problem of the socket at which plugins register.
-    socket: Trouble,
+    socket: ListenerTrouble,
 }
 
 /// A plugin that is there.
-struct Live {
-    plugin: Plugin,
+struct LivePlugin {
+    plugin: PluginConnection,
     number: u64,
     /// Units that it lists.
     units: usize,
@@ -117,12 +117,12 @@ struct Live {
     tasks: [smol::Task<()>; 2],
 }
 
-impl Plugins {
+impl DevicePlugins {
     /// None yet. Reads what was offered to an agent before this one. Blocking.
     pub(crate) fn new(
         dir: PathBuf,
         root: &Path,
-        declared: Arc<Declared>,
+        declared: Arc<DeclaredDevices>,
         clock: Rc<dyn Clock>,
         disk: Lane,
         complaints: Rc<Complaints>,
@@ -130,9 +130,9 @@ impl Plugins {
     ) -> Self {
         let file = offered::of_plugins(root);
         let known = offered::recall(&file).unwrap_or_default();
-        let state = State {
+        let state = DevicePluginsState {
             known: known.into_iter().take(devices::MAX_PLUGINS).collect(),
-            ..State::default()
+            ..DevicePluginsState::default()
         };
         Self {
             dir,
@@ -159,12 +159,13 @@ impl Plugins {
     }
 
     /// Opens the sockets: for plugins, and for those who ask what pods have.
-    pub(crate) fn listen(&self) -> io::Result<[Listener; 2]> {
+    pub(crate) fn listen(&self) -> io::Result<[DeviceSocketListener; 2]> {
         let beside = self.dir.with_file_name(RESOURCES_DIR);
         let of = |what: &str, e: io::Error| io::Error::new(e.kind(), format!("{what}: {e}"));
-        let of_plugins = Listener::of_plugins(&self.dir).map_err(|e| of("for plugins", e))?;
+        let of_plugins =
+            DeviceSocketListener::of_plugins(&self.dir).map_err(|e| of("for plugins", e))?;
         self.state.borrow_mut().socket = of_plugins.trouble();
-        let of_readers = Listener::of_readers(&beside);
+        let of_readers = DeviceSocketListener::of_readers(&beside);
         let of_readers = of_readers.map_err(|e| of("for readers of pod resources", e))?;
         Ok([of_plugins, of_readers])
     }
@@ -177,14 +178,14 @@ impl Plugins {
     /// Tells who has which devices, as long as the agent runs (DEV-17).
     pub(crate) async fn tell_holdings(
         self: Rc<Self>,
-        listener: Listener,
+        listener: DeviceSocketListener,
         executor: Rc<LocalExecutor<'static>>,
         agent: DeviceLoop,
     ) {
         let (clock, time) = (Rc::clone(&self.clock), self.time());
         let rate = PullRate::new(READS_PER_SECOND, READS_AT_ONCE, clock.now());
         let rate = Cell::new(rate);
-        let ask = move || -> Asked {
+        let ask = move || -> HoldingsAnswer {
             let mut now = rate.get();
             let allowed = now.allows(clock.now());
             rate.set(now);
@@ -202,13 +203,13 @@ impl Plugins {
     /// Takes registrations as long as the agent runs.
     pub(crate) async fn serve(
         self: Rc<Self>,
-        listener: Listener,
+        listener: DeviceSocketListener,
         executor: Rc<LocalExecutor<'static>>,
         agent: DeviceLoop,
     ) {
         let time = self.time();
         let spawner = Rc::clone(&executor);
-        let register = move |request| -> Registered {
+        let register = move |request| -> RegistrationResult {
             let (plugins, executor) = (Rc::clone(&self), Rc::clone(&executor));
             let agent = agent.clone();
             Box::pin(async move { plugins.register(request, executor, agent).await })
@@ -216,8 +217,8 @@ impl Plugins {
         plugin::serve(listener, Rc::new(register), spawner, time).await;
     }
 
-    fn time(&self) -> Rc<dyn Time> {
-        Rc::new(Ticks(Rc::clone(&self.clock)))
+    fn time(&self) -> Rc<dyn ConnectionClock> {
+        Rc::new(GrpcClock(Rc::clone(&self.clock)))
     }
 
     /// A plugin offers a resource. It is dialled before it is answered (DEV-02).
@@ -226,7 +227,7 @@ impl Plugins {
         request: RegisterRequest,
         executor: Rc<LocalExecutor<'static>>,
         agent: DeviceLoop,
-    ) -> Result<(), Status> {
+    ) -> Result<(), GrpcStatus> {
         let RegisterRequest {
             version,
             endpoint,
@@ -236,14 +237,14 @@ impl Plugins {
         if Rc::strong_count(&self.under_way) - 1 > MAX_REGISTERING {
             let text = format!("{MAX_REGISTERING} device plugins register already");
             self.complaints.complain(&text);
-            return Err(Status::new(Code::RESOURCE_EXHAUSTED, text));
+            return Err(GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, text));
         }
         let declared = self.declared.entry(&resource_name).is_some();
         let wanted = devices::registration(&version, &endpoint, &resource_name, declared);
         if let Err(why) = wanted {
             let what = "a device plugin is refused";
             self.complaints.complain_of(what, &format!("{what}: {why}"));
-            return Err(Status::new(Code::UNKNOWN, why.to_string()));
+            return Err(GrpcStatus::new(GrpcCode::UNKNOWN, why.to_string()));
         }
         let path = self.dir.join(&endpoint);
         let connected = self.connect(&resource_name, &path, executor, agent).await;
@@ -258,19 +259,19 @@ impl Plugins {
         path: &Path,
         executor: Rc<LocalExecutor<'static>>,
         agent: DeviceLoop,
-    ) -> Result<u64, Status> {
-        let refused = |why: Status| {
+    ) -> Result<u64, GrpcStatus> {
+        let refused = |why: GrpcStatus| {
             let what = format!("the device plugin of {resource}");
             let text = format!("{what}: {}", devices::shown(&why.message));
             self.complaints.complain_of(&what, &text);
             why
         };
-        let dialled = Plugin::dial(path, &executor, self.time()).await;
+        let dialled = PluginConnection::dial(path, &executor, self.time()).await;
         let (plugin, driver) = dialled.map_err(refused)?;
         let _turn = self.registering.lock().await;
         let resource: Box<str> = resource.into();
         let kept = self.remember(&resource, &agent).await;
-        kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
+        kept.map_err(|e| refused(GrpcStatus::new(GrpcCode::UNAVAILABLE, e.to_string())))?;
         log::info!("device plugin {} offers {resource}", path.display());
         self.counters.count(|c| c.plugins().registered(&resource));
         // From here on nothing waits: this call may be given up wherever it does.
@@ -278,7 +279,7 @@ impl Plugins {
         state.number += 1;
         let number = state.number;
         let watch = Rc::clone(&self).watch(resource.clone(), plugin.clone(), number, agent);
-        let live = Live {
+        let live = LivePlugin {
             plugin,
             number,
             units: 0,
@@ -297,13 +298,13 @@ impl Plugins {
             drop(live);
             log::info!("the device plugin of {resource} has gone: so has its socket");
             let resource = resource.into();
-            agent.tell(News::Gone { resource }).await;
+            agent.tell(DeviceNews::Gone { resource }).await;
         }
     }
 
-    fn take(&self, resource: &str, number: u64) -> Option<Live> {
+    fn take(&self, resource: &str, number: u64) -> Option<LivePlugin> {
         let mut state = self.state.borrow_mut();
-        let is_own = |live: &Live| live.number == number;
+        let is_own = |live: &LivePlugin| live.number == number;
         let is_own = state.live.get(resource).is_some_and(is_own);
         is_own.then(|| state.live.remove(resource)).flatten()
     }
@@ -315,7 +316,7 @@ impl Plugins {
         &self,
         resource: &str,
         agent: &DeviceLoop,
-    ) -> Result<(), PluginError> {
+    ) -> Result<(), DevicePluginError> {
         let mut resources = self.state.borrow().known.clone();
         if resources.contains(resource) {
             return Ok(());
@@ -323,12 +324,12 @@ impl Plugins {
         let mut spared = None;
         if resources.len() >= devices::MAX_PLUGINS {
             let spare = agent.spare_resource(resources.clone()).await;
-            let spare = spare.ok_or(PluginError::Wrong(Wrong::Plugins))?;
+            let spare = spare.ok_or(DevicePluginError::Wrong(PluginMessageError::Plugins))?;
             resources.remove(&spare);
             spared = Some(spare);
         }
         resources.insert(resource.into());
-        let failed = |e: io::Error| PluginError::Record(self.file.display().to_string(), e);
+        let failed = |e: io::Error| DevicePluginError::Record(self.file.display().to_string(), e);
         let (path, names) = (self.file.clone(), resources.clone());
         let kept = self
             .disk
@@ -336,7 +337,7 @@ impl Plugins {
         kept.await.map_err(failed)?;
         self.state.borrow_mut().known = resources;
         if let Some(resource) = spared {
-            agent.tell(News::Spared { resource }).await;
+            agent.tell(DeviceNews::Spared { resource }).await;
         }
         Ok(())
     }
@@ -345,21 +346,21 @@ impl Plugins {
     async fn watch(
         self: Rc<Self>,
         resource: Box<str>,
-        plugin: Plugin,
+        plugin: PluginConnection,
         number: u64,
         agent: DeviceLoop,
     ) {
-        let news = News::Registered {
+        let news = DeviceNews::Registered {
             resource: resource.clone(),
             prefers: plugin.prefers,
         };
         agent.tell(news).await;
         let end = self.read(&resource, &plugin, number, &agent).await;
-        let why = end.err().unwrap_or(PluginError::Ended);
+        let why = end.err().unwrap_or(DevicePluginError::Ended);
         let what = format!("the device plugin of {resource} has gone");
         let text = format!("{what}: {why}");
         self.complaints.complain_of(&what, &text);
-        let news = News::Gone {
+        let news = DeviceNews::Gone {
             resource: resource.clone(),
         };
         agent.tell(news).await;
@@ -374,21 +375,21 @@ impl Plugins {
     async fn read(
         &self,
         resource: &str,
-        plugin: &Plugin,
+        plugin: &PluginConnection,
         number: u64,
         agent: &DeviceLoop,
-    ) -> Result<(), PluginError> {
+    ) -> Result<(), DevicePluginError> {
         let time = self.time();
         let mut lists = plugin.lists().await.map_err(|e| says(&e))?;
         // Bounded: by the pauses between lists.
         while let Some(units) = lists.next(&*time).await.map_err(|e| says(&e))? {
             let others = self.units_of_others(number);
-            let units = devices::listed(units, others).map_err(PluginError::Wrong)?;
+            let units = devices::listed(units, others).map_err(DevicePluginError::Wrong)?;
             if let Some(live) = self.state.borrow_mut().live.get_mut(resource) {
                 live.units = units.len();
             }
             let resource = resource.into();
-            agent.tell(News::Listed { resource, units }).await;
+            agent.tell(DeviceNews::Listed { resource, units }).await;
         }
         Ok(())
     }
@@ -399,10 +400,10 @@ impl Plugins {
         others.map(|live| live.units).sum()
     }
 
-    fn plugin(&self, resource: &str) -> Result<Plugin, PluginError> {
+    fn plugin(&self, resource: &str) -> Result<PluginConnection, DevicePluginError> {
         let state = self.state.borrow();
         let live = state.live.get(resource);
-        let live = live.ok_or_else(|| PluginError::Absent(resource.into()))?;
+        let live = live.ok_or_else(|| DevicePluginError::Absent(resource.into()))?;
         Ok(live.plugin.clone())
     }
 
@@ -412,15 +413,15 @@ impl Plugins {
         &self,
         resource: &str,
         ids: &[Box<str>],
-    ) -> Result<(Answer, bool), PluginError> {
+    ) -> Result<(PluginAllocation, bool), DevicePluginError> {
         let plugin = self.plugin(resource)?;
         let began = self.clock.now();
         let answer = plugin.allocate(ids).await.map_err(|e| says(&e));
         let took = self.clock.now() - began;
         self.counters
             .count(|c| c.plugins().allocated(resource, took));
-        let answer = answer.and_then(|a| devices::answer(a).map_err(PluginError::Wrong));
-        let answer = answer.map_err(|e| PluginError::Of(resource.into(), Box::new(e)))?;
+        let answer = answer.and_then(|a| devices::answer(a).map_err(DevicePluginError::Wrong));
+        let answer = answer.map_err(|e| DevicePluginError::Of(resource.into(), Box::new(e)))?;
         Ok((answer, plugin.pre_start))
     }
 
@@ -435,15 +436,15 @@ impl Plugins {
         &self,
         resource: &str,
         ids: &[Box<str>],
-    ) -> Result<(), PluginError> {
+    ) -> Result<(), DevicePluginError> {
         let told = self.plugin(resource)?.pre_start(ids).await;
-        told.map_err(|e| PluginError::Of(resource.into(), Box::new(says(&e))))
+        told.map_err(|e| DevicePluginError::Of(resource.into(), Box::new(says(&e))))
     }
 
     /// Asks the plugin for the units that it would choose; none if it does not say.
-    pub(crate) async fn preferred(&self, question: Question) -> Preferred {
+    pub(crate) async fn preferred(&self, question: PreferenceQuestion) -> PreferredUnits {
         let asked = async {
-            let Question {
+            let PreferenceQuestion {
                 resource,
                 available,
                 must_include,
@@ -454,7 +455,7 @@ impl Plugins {
             let preferred = plugin.preferred(available, must_include, *size).await;
             preferred.map_err(|e| says(&e))
         };
-        let ids = asked.await.unwrap_or_else(|why: PluginError| {
+        let ids = asked.await.unwrap_or_else(|why: DevicePluginError| {
             let what = format!("the device plugin of {}, asked", question.resource);
             let text = format!("the device plugin of {}: {why}", question.resource);
             self.complaints.complain_of(&what, &text);
@@ -465,6 +466,6 @@ impl Plugins {
 }
 
 /// Makes the error of a plugin that answered with a status.
-fn says(status: &Status) -> PluginError {
-    PluginError::Call(devices::shown(&status.message))
+fn says(status: &GrpcStatus) -> DevicePluginError {
+    DevicePluginError::Call(devices::shown(&status.message))
 }

@@ -7,16 +7,16 @@ use core::{future::pending, time::Duration};
 use smol::future::FutureExt as _;
 
 use super::{
-    giver::{Devices, Followed},
-    machine::Doorbell,
-    news::News,
+    giver::{DeviceGiver, FollowedContainers},
+    machine::UeventDoorbell,
+    news::DeviceNews,
 };
 use crate::{
     agent::{
-        asker::Asker,
+        asker::AgentHandle,
         clock::{Clock, in_step},
     },
-    api::device::Seen,
+    api::device::MachineDevices,
 };
 
 /// Time between two looks.
@@ -27,18 +27,18 @@ const QUIET: Duration = Duration::from_millis(200);
 const MOST_QUIETS: usize = 10;
 
 /// Tells the loop what there is, whenever it is something else.
-pub(crate) struct Watch {
-    pub(crate) devices: Rc<Devices>,
+pub(crate) struct DeviceWatch {
+    pub(crate) devices: Rc<DeviceGiver>,
     pub(crate) clock: Rc<dyn Clock>,
     /// Set if the kernel's events are used.
     pub(crate) doorbell: bool,
-    pub(crate) agent: Asker,
+    pub(crate) agent: AgentHandle,
 }
 
-impl Watch {
+impl DeviceWatch {
     /// Until the loop is gone.
     pub(crate) async fn run(self) {
-        let doorbell = self.doorbell.then(Doorbell::lay);
+        let doorbell = self.doorbell.then(UeventDoorbell::lay);
         let mut doorbell = doorbell.and_then(|laid| {
             let told = laid.inspect_err(|e| {
                 log::info!(
@@ -47,7 +47,7 @@ impl Watch {
             });
             told.ok()
         });
-        let mut told: Option<(Seen, Followed)> = None;
+        let mut told: Option<(MachineDevices, FollowedContainers)> = None;
         // Bounded: by its pauses.
         loop {
             let seen = self.devices.look().await;
@@ -63,7 +63,7 @@ impl Watch {
             if told.as_ref() != Some(&found) || !found.1.unfit.is_empty() {
                 let (seen, followed) = found.clone();
                 let seen = Box::new(seen);
-                let news = Box::new(News::Looked { seen, followed });
+                let news = Box::new(DeviceNews::Looked { seen, followed });
                 if self.agent.tell_resources(news).await.is_err() {
                     return;
                 }
@@ -84,7 +84,7 @@ impl Watch {
 }
 
 /// The kernel rang, and is quiet again.
-async fn rung(doorbell: Option<&Doorbell>, clock: &dyn Clock) -> std::io::Result<()> {
+async fn rung(doorbell: Option<&UeventDoorbell>, clock: &dyn Clock) -> std::io::Result<()> {
     let Some(doorbell) = doorbell else {
         return pending().await;
     };

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::{
     kube::{
         Kubeconfig,
-        join::{Asked, JoinError},
+        join::{JoinError, JoinServer},
         path,
     },
     net::ProxyVariables,
@@ -15,7 +15,7 @@ use crate::{
 ///
 /// - Errors: no answer, or not a version.
 pub(super) fn version(config: Kubeconfig, proxies: &ProxyVariables) -> Result<String, JoinError> {
-    let asked = Asked::new(config, proxies);
+    let asked = JoinServer::new(config, proxies);
     let document = asked
         .document("/version")
         .map_err(|error| match error.status() {
@@ -37,7 +37,7 @@ pub(super) fn is_taken(
     node: &str,
     proxies: &ProxyVariables,
 ) -> Result<bool, JoinError> {
-    let asked = Asked::new(config, proxies);
+    let asked = JoinServer::new(config, proxies);
     let path = format!("/api/v1/nodes/{}", path::segment(node)?);
     let document = match asked.document(&path) {
         Err(e) if matches!(e.status(), Some(401 | 403 | 404)) => return Ok(false),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use crate::config::{
-    ConfigError, Host, Loaded,
+    ConfigError, HostIdentity, LoadedConfig,
     decode::{self, DecodeError},
     drop_in, file, flags,
     join::OWN_DROP_IN,
@@ -80,7 +80,7 @@ fn said<'a>(mut value: &'a Value, key: &str) -> Option<&'a Value> {
 
 /// Paths of a cluster's files on this machine.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Files {
+pub(super) struct ClusterFiles {
     /// The node's own kubeconfig.
     pub(super) kubeconfig: PathBuf,
     /// Kubeconfig by which the node asks for its certificate.
@@ -89,7 +89,7 @@ pub(super) struct Files {
     pub(super) client_ca: PathBuf,
 }
 
-impl Files {
+impl ClusterFiles {
     /// Replaces the usual paths by those that were typed.
     pub(super) fn typed(&mut self, overlay: &Map<String, Value>) {
         let path = |value: &Value| value.as_str().map(PathBuf::from);
@@ -142,7 +142,7 @@ pub(super) fn of_k3s(dns: &[&str], domain: &str) -> Value {
 /// Makes the text of the file. `document`: settings of the cluster; `own`: keys of picolet; `typed`: flags.
 pub(super) fn text(
     mut document: Value,
-    files: &Files,
+    files: &ClusterFiles,
     own: Map<String, Value>,
     typed: Map<String, Value>,
 ) -> Result<String, serde_yaml_ng::Error> {
@@ -176,12 +176,12 @@ pub(super) fn mode(before: u32, parts: &[&Map<String, Value>]) -> u32 {
 pub(super) fn preview(
     path: &Path,
     drop_ins: Option<&Path>,
-    host: &Host,
-) -> Result<Loaded, ConfigError> {
-    let flags = flags::Flags {
+    host: &HostIdentity,
+) -> Result<LoadedConfig, ConfigError> {
+    let flags = flags::CommandLineFlags {
         config: Some(path.into()),
         config_dir: drop_ins.filter(|dir| dir.is_dir()).map(Into::into),
-        ..flags::Flags::default()
+        ..flags::CommandLineFlags::default()
     };
     load(flags, host)
 }
@@ -199,7 +199,7 @@ mod tests {
             resolvConf: /nowhere/resolv.conf\ncontainerRuntimeEndpoint: unix:///x\nmaxPods: 50\n\
             authentication: {x509: {clientCAFile: /theirs}, webhook: {enabled: true, cacheTTL: 0s}}\n";
         let document = of_kubeadm(cluster).expect("a document");
-        let mut files = Files {
+        let mut files = ClusterFiles {
             kubeconfig: "/k".into(),
             bootstrap: Some("/b".into()),
             client_ca: "/ca".into(),

@@ -17,8 +17,10 @@ use sha2::{Digest as _, Sha256};
 
 use crate::api::hex;
 use crate::config::decode;
-use crate::kube::join::{Asked, JoinError, halves, is_digest, stranger, wrong};
-use crate::kube::kubeconfig::{Fault, Material, TextError, Trust};
+use crate::kube::join::{JoinError, JoinServer, halves, is_digest, stranger, wrong};
+use crate::kube::kubeconfig::{
+    KubeconfigFault, KubeconfigMaterial, KubeconfigTextError, ServerTrust,
+};
 use crate::kube::{KubeError, Kubeconfig, x509};
 use crate::net::{ProxyVariables, Url, tls};
 
@@ -31,12 +33,12 @@ const INFO: &str = "ConfigMap cluster-info";
 const CONFIG: &str = "ConfigMap kubelet-config";
 
 /// A bootstrap token. Only its first half may be shown.
-pub(super) struct Token {
+pub(super) struct BootstrapToken {
     id: String,
     secret: String,
 }
 
-impl Token {
+impl BootstrapToken {
     /// Reads `abcdef.0123456789abcdef`.
     pub(super) fn parse(text: &str) -> Result<Self, JoinError> {
         let (id, secret) = halves(text).ok_or(JoinError::Token(
@@ -64,9 +66,9 @@ impl Token {
 }
 
 /// Digests of public keys of CAs, one of which the cluster's has.
-pub(super) struct Pins(Vec<String>);
+pub(super) struct CaPins(Vec<String>);
 
-impl Pins {
+impl CaPins {
     /// Reads `sha256:<64 hexadecimal digits>`, several with commas between.
     pub(super) fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, JoinError> {
         let pins = texts.into_iter().flat_map(|text| text.split(','));
@@ -83,7 +85,7 @@ impl Pins {
 
 /// A cluster that was found.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct DiscoveredCluster {
     /// A kubeconfig with the token.
     pub(super) text: String,
     /// The kubeconfig of `text`, read.
@@ -96,11 +98,11 @@ pub(super) struct Found {
 /// token can make it.
 pub(super) fn discover(
     url: &Url,
-    token: &Token,
-    pins: Option<&Pins>,
+    token: &BootstrapToken,
+    pins: Option<&CaPins>,
     proxies: &ProxyVariables,
-) -> Result<Found, JoinError> {
-    let open = Asked::new(stranger(url, Trust::Any), proxies);
+) -> Result<DiscoveredCluster, JoinError> {
+    let open = JoinServer::new(stranger(url, ServerTrust::Any), proxies);
     let url = &open.url;
     let info = open.document(CLUSTER_INFO).map_err(|e| match e.status() {
         Some(401 | 403 | 404) => JoinError::NoClusterInfo { url: url.shown() },
@@ -120,18 +122,18 @@ pub(super) fn discover(
         pinned(&ca, pins, url)?;
     }
     // From here on only the verified CA is trusted: a server that has it has to give the same answer.
-    let trust = Trust::Ca(Material::Inline(ca.clone()));
-    let again = Asked::new(stranger(url, trust), proxies);
+    let trust = ServerTrust::Ca(KubeconfigMaterial::Inline(ca.clone()));
+    let again = JoinServer::new(stranger(url, trust), proxies);
     let again = again
         .document(CLUSTER_INFO)
-        .map_err(|e| Asked::or_clock(&open, e))?;
+        .map_err(|e| JoinServer::or_clock(&open, e))?;
     if again["data"]["kubeconfig"] != kubeconfig {
         return Err(JoinError::TwoAnswers { url: url.shown() });
     }
     let text = bootstrap(&server, &ca, token).map_err(|e| wrong(INFO, url, e))?;
     let config = Kubeconfig::parse("bootstrap".as_ref(), text.as_bytes(), &[])
-        .map_err(|e: Fault| wrong(INFO, url, e))?;
-    Ok(Found { text, config, ca })
+        .map_err(|e: KubeconfigFault| wrong(INFO, url, e))?;
+    Ok(DiscoveredCluster { text, config, ca })
 }
 
 /// Reads server and CAs of the only cluster in that kubeconfig, which names no user.
@@ -148,7 +150,7 @@ fn cluster(kubeconfig: &str, url: &Url) -> Result<(String, Vec<u8>), JoinError> 
 }
 
 /// Checks that at least one of the CAs has one of the digests.
-fn pinned(ca: &[u8], pins: &Pins, url: &Url) -> Result<(), JoinError> {
+fn pinned(ca: &[u8], pins: &CaPins, url: &Url) -> Result<(), JoinError> {
     let mut found = String::new();
     for der in tls::certificates(ca).iter().take(x509::MAX_CHAIN) {
         let key = x509::public_key(der).map_err(|e| wrong(INFO, url, e))?;
@@ -167,7 +169,11 @@ fn pinned(ca: &[u8], pins: &Pins, url: &Url) -> Result<(), JoinError> {
 }
 
 /// Makes the text of `bootstrap-kubelet.conf`, with kubeadm's names.
-fn bootstrap(server: &str, ca: &[u8], token: &Token) -> Result<String, TextError> {
+fn bootstrap(
+    server: &str,
+    ca: &[u8],
+    token: &BootstrapToken,
+) -> Result<String, KubeconfigTextError> {
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -188,11 +194,11 @@ fn bootstrap(server: &str, ca: &[u8], token: &Token) -> Result<String, TextError
 /// Reads the cluster's settings for kubelets: the text of a `KubeletConfiguration`. `version` is that of the apiserver;
 /// before 1.24 it is part of the object's name.
 pub(super) fn kubelet_config(
-    found: &Found,
+    found: &DiscoveredCluster,
     version: &str,
     proxies: &ProxyVariables,
 ) -> Result<String, JoinError> {
-    let asked = Asked::new(found.config.clone(), proxies);
+    let asked = JoinServer::new(found.config.clone(), proxies);
     let mut answer = asked.document(KUBELET_CONFIG);
     if let (Err(e), [major, minor, ..]) = (&answer, &*version.split('.').collect::<Vec<_>>())
         && matches!(e.status(), Some(403 | 404))
@@ -228,7 +234,7 @@ mod tests {
 
     #[test]
     fn tokens_of_kubeadm() {
-        assert!(Token::parse(SECRET).is_ok());
+        assert!(BootstrapToken::parse(SECRET).is_ok());
         for bad in [
             "",
             "abcdef",
@@ -237,7 +243,7 @@ mod tests {
             "abcdef.0123456789abcdef.",
             "abcde.f0123456789abcdef",
         ] {
-            assert!(Token::parse(bad).is_err(), "{bad}");
+            assert!(BootstrapToken::parse(bad).is_err(), "{bad}");
         }
         let digest = "0Aa".repeat(21) + "0";
         for (pin, good) in [
@@ -248,7 +254,7 @@ mod tests {
             (format!("sha256:{digest}0"), false),
             (format!("sha256:{digest},"), false),
         ] {
-            assert_eq!(Pins::parse([&*pin]).is_ok(), good, "{pin}");
+            assert_eq!(CaPins::parse([&*pin]).is_ok(), good, "{pin}");
         }
     }
 
@@ -261,8 +267,8 @@ mod tests {
             "eyJhbGciOiJub25lIiwia2lkIjoiYWJjZGVmIn0..-6HNiMbPbvb192sEqEFwFXRrG6JinVeR251zpyeMWBE";
         let of_other =
             "eyJhbGciOiJIUzI1NiIsImtpZCI6Im90aGVyMCJ9..RXwENVExX0q9C1iMt99W1Yy9UnISAs8E93ohqcNBWS8";
-        let token = Token::parse(SECRET).expect("a token");
-        let other = Token::parse("abcdef.0123456789abcdee").expect("a token");
+        let token = BootstrapToken::parse(SECRET).expect("a token");
+        let other = BootstrapToken::parse("abcdef.0123456789abcdee").expect("a token");
         let payload = b"hello cluster";
         assert!(token.has_signed(good, payload));
         assert!(!token.has_signed(good, b"hello cluste"), "another text");

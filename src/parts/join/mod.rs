@@ -19,30 +19,30 @@ use serde_json::{Map, Value, json};
 use super::{Part, PartCommand};
 use crate::{
     cli::{
-        CliError, Command, args, check,
-        commands::{MACHINE, Takes, switch, value},
+        CliCommand, CliError, args, check,
+        commands::{CompletionKind, MACHINE, switch, value},
         print, proxies,
     },
     config::{
-        self, Config, DEFAULT_CONFIG_FILE, Host, KUBELET_VERSION,
-        flags::{self, FlagError, Flags},
-        join::{Before, OWN_DROP_IN, before, drop_in_dir},
+        self, AgentConfig, DEFAULT_CONFIG_FILE, HostIdentity, KUBELET_VERSION,
+        flags::{self, CommandLineFlags, FlagError},
+        join::{ExistingNodeConfig, OWN_DROP_IN, before, drop_in_dir},
     },
     error::chain,
     kube::{
         Kubeconfig,
         join::{
             JoinError, k3s,
-            staged::{self, Staged},
+            staged::{self, StagedFiles},
         },
-        kubeconfig::{Material, Trust},
-        store::Store,
+        kubeconfig::{KubeconfigMaterial, ServerTrust},
+        store::CertificateStore,
     },
     net::{ProxyVariables, Url},
     sys::{clock, file},
 };
 use apiserver::{is_taken, version};
-use document::Files;
+use document::ClusterFiles;
 
 /// Port of an apiserver.
 const API_PORT: &str = ":6443";
@@ -57,7 +57,7 @@ pub(super) struct JoinPart;
 #[rustfmt::skip]
 static COMMANDS: [PartCommand; 1] = [
     PartCommand {
-        command: Command { name: "join", args: "[HOST:PORT]", group: MACHINE, help: "Make this machine a node of a cluster of kubeadm or k3s", flags: &[
+        command: CliCommand { name: "join", args: "[HOST:PORT]", group: MACHINE, help: "Make this machine a node of a cluster of kubeadm or k3s", flags: &[
             value("token", None, "TOKEN", "what kubeadm token create or k3s token create has printed; every user of this machine sees it"),
             value("token-file", None, "FILE", "the same in a file that root alone can read; - is standard input"),
             value("discovery-token-ca-cert-hash", None, "sha256:HASH", "digest of the cluster's CA, as kubeadm prints it; may be repeated"),
@@ -66,7 +66,7 @@ static COMMANDS: [PartCommand; 1] = [
             value("node-password-file", None, "PATH", "what k3s knows this node by (default /etc/rancher/node/password)"),
             switch("force", Some('f'), "also if this machine is a node, or a ready node has its name"),
             switch("no-start", None, "do not restart the agent"),
-        ], agent_flags: true, takes: Takes::Nothing },
+        ], agent_flags: true, takes: CompletionKind::Nothing },
         run: |command, words| run(command, words).map(|()| ExitCode::SUCCESS),
     },
 ];
@@ -83,7 +83,7 @@ impl Part for JoinPart {
 
 /// The command's own flags.
 #[derive(Default)]
-struct Asked {
+struct JoinFlags {
     token: String,
     hashes: Vec<String>,
     any_ca: bool,
@@ -94,22 +94,22 @@ struct Asked {
 }
 
 /// State of the machine before the join: flags, configuration, places.
-struct Machine {
-    flags: Flags,
-    host: Host,
+struct MachineBeforeJoin {
+    flags: CommandLineFlags,
+    host: HostIdentity,
     /// Configuration that an agent would have now.
-    config: Config,
+    config: AgentConfig,
     /// The configuration file.
     file: PathBuf,
-    before: Before,
+    before: ExistingNodeConfig,
     proxies: ProxyVariables,
 }
 
 /// Result of asking a cluster, ready to be written.
-struct Joined {
+struct JoinResult {
     document: Value,
     own: Map<String, Value>,
-    files: Files,
+    files: ClusterFiles,
     /// Path, content and mode of the files of the cluster.
     written: Vec<(PathBuf, Vec<u8>, u32)>,
     /// Certificates that the cluster has made already: chain and key of the client, then of the server.
@@ -120,15 +120,15 @@ struct Joined {
     next: &'static str,
 }
 
-fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
+fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
     let (own, words) = args::split(command, words)?;
     if !nix::unistd::geteuid().is_root() {
         return Err(CliError::new("joining needs root: sudo picolet join …"));
     }
     let asked = flags_of(own)?;
     let (flags, server) = typed(words)?;
-    let _alone = Alone::new(flags.config.as_deref())?;
-    let machine = Machine::look(flags)?;
+    let _alone = JoinLock::new(flags.config.as_deref())?;
+    let machine = MachineBeforeJoin::look(flags)?;
     machine.finish()?;
     machine.may_join(&asked)?;
     let joined = match (&asked.k3s, &server) {
@@ -160,10 +160,10 @@ fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> 
     print(joined.next)
 }
 
-fn flags_of(own: Vec<(&'static str, String)>) -> Result<Asked, CliError> {
-    let mut asked = Asked {
+fn flags_of(own: Vec<(&'static str, String)>) -> Result<JoinFlags, CliError> {
+    let mut asked = JoinFlags {
         password_file: config::K3S_PASSWORD_FILE.into(),
-        ..Asked::default()
+        ..JoinFlags::default()
     };
     let mut token_file = None;
     for (name, value) in own {
@@ -231,7 +231,7 @@ fn read_token(file: &str) -> io::Result<String> {
 }
 
 /// Reads the agent's flags, and the only word that belongs to none of them.
-fn typed(mut words: Vec<OsString>) -> Result<(Flags, Option<String>), CliError> {
+fn typed(mut words: Vec<OsString>) -> Result<(CommandLineFlags, Option<String>), CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
     let mut server = None;
@@ -257,12 +257,12 @@ fn typed(mut words: Vec<OsString>) -> Result<(Flags, Option<String>), CliError> 
 }
 
 /// The lock of a join, and the directory that was made for it.
-struct Alone {
+struct JoinLock {
     _held: File,
     made: Option<PathBuf>,
 }
 
-impl Alone {
+impl JoinLock {
     fn new(config: Option<&Path>) -> Result<Self, CliError> {
         let file = config.unwrap_or_else(|| Path::new(DEFAULT_CONFIG_FILE));
         let dir = file.parent().unwrap_or_else(|| Path::new("/"));
@@ -281,7 +281,7 @@ impl Alone {
     }
 }
 
-impl Drop for Alone {
+impl Drop for JoinLock {
     fn drop(&mut self) {
         // The directory stays if it holds files by now.
         if let Some(dir) = &self.made {
@@ -290,20 +290,23 @@ impl Drop for Alone {
     }
 }
 
-impl Machine {
-    fn look(flags: Flags) -> Result<Self, CliError> {
+impl MachineBeforeJoin {
+    fn look(flags: CommandLineFlags) -> Result<Self, CliError> {
         let wrong = |e: config::ConfigError| CliError::new(chain(&e));
         let hostname = nix::unistd::gethostname()
             .map_err(|e| CliError::new(format!("cannot read the host name: {e}")))?;
-        let host = Host {
+        let host = HostIdentity {
             hostname: hostname.to_string_lossy().into_owned(),
         };
         let file = flags.config.clone();
         let file = file.unwrap_or_else(|| DEFAULT_CONFIG_FILE.into());
         let before = before(&file).map_err(wrong)?;
         // A file that is not there yet may be named.
-        let looked = Flags {
-            config: flags.config.clone().filter(|_| before != Before::Nothing),
+        let looked = CommandLineFlags {
+            config: flags
+                .config
+                .clone()
+                .filter(|_| before != ExistingNodeConfig::Nothing),
             ..flags.clone()
         };
         let config = config::load(looked, &host).map_err(wrong)?.config;
@@ -317,8 +320,8 @@ impl Machine {
         })
     }
 
-    fn may_join(&self, asked: &Asked) -> Result<(), CliError> {
-        if let Before::Member(kubeconfig) = &self.before
+    fn may_join(&self, asked: &JoinFlags) -> Result<(), CliError> {
+        if let ExistingNodeConfig::Member(kubeconfig) = &self.before
             && !asked.force
         {
             return Err(CliError::new(format!(
@@ -326,7 +329,7 @@ impl Machine {
                 self.file.display()
             )));
         }
-        if matches!(self.before, Before::Own(_))
+        if matches!(self.before, ExistingNodeConfig::Own(_))
             && self.flags.config.is_some()
             && self.flags.config_dir.is_none()
         {
@@ -335,7 +338,7 @@ impl Machine {
                 self.file.display()
             )));
         }
-        if let (Before::Own(_), Some(dir)) = (&self.before, self.drop_ins()) {
+        if let (ExistingNodeConfig::Own(_), Some(dir)) = (&self.before, self.drop_ins()) {
             let first = document::sorts_before_own(&dir).map_err(|e| CliError::new(chain(&e)))?;
             if let Some(first) = first {
                 return Err(CliError::new(format!(
@@ -358,10 +361,10 @@ impl Machine {
     }
 
     /// Refuses to overwrite a kubeconfig, unless forced.
-    fn is_free(kubeconfig: &Path, asked: &Asked) -> Result<(), Refusal> {
+    fn is_free(kubeconfig: &Path, asked: &JoinFlags) -> Result<(), JoinRefusal> {
         match asked.force || !kubeconfig.exists() {
             true => Ok(()),
-            false => Err(Refusal::Taken(kubeconfig.into())),
+            false => Err(JoinRefusal::Taken(kubeconfig.into())),
         }
     }
 
@@ -388,8 +391,8 @@ impl Machine {
     /// - `seen`: configuration that the agent will read from the file at `waiting` and from the drop-ins.
     fn is_what_joined(
         &self,
-        joined: &Joined,
-        seen: &Config,
+        joined: &JoinResult,
+        seen: &AgentConfig,
         waiting: &Path,
     ) -> Result<(), CliError> {
         let path = |path: Option<&PathBuf>| {
@@ -439,7 +442,7 @@ impl Machine {
 
     /// Checks that a kubeconfig is configured. An agent without one sees no cluster: its other settings of a cluster
     /// are wrong then.
-    fn has_kubeconfig(&self, joined: &Joined, waiting: &Path) -> Result<(), CliError> {
+    fn has_kubeconfig(&self, joined: &JoinResult, waiting: &Path) -> Result<(), CliError> {
         const KEY: &str = "picolet.kubeconfig";
         let decided = document::decided_by(KEY, waiting, self.drop_ins().as_deref());
         let decided = decided.map_err(|e| CliError::new(chain(&e)))?;
@@ -483,7 +486,7 @@ impl Machine {
                 ));
             }
             let own = drop_ins.as_ref().map(|dir| dir.join(OWN_DROP_IN));
-            if matches!(self.before, Before::Own(_)) && own.as_ref() == Some(&file) {
+            if matches!(self.before, ExistingNodeConfig::Own(_)) && own.as_ref() == Some(&file) {
                 // This join replaces the copy, so the file is named.
                 file.clone_from(&self.file);
             }
@@ -501,7 +504,7 @@ impl Machine {
     }
 
     /// Writes all files of the join, or none.
-    fn write(&self, joined: &Joined) -> Result<(), CliError> {
+    fn write(&self, joined: &JoinResult) -> Result<(), CliError> {
         let failed = |e: &dyn core::error::Error| CliError::new(chain(e));
         let unwritten = |e: staged::StageError| failed(&e);
         let typed = self.flags.overlay.clone();
@@ -517,9 +520,10 @@ impl Machine {
             typed,
         );
         let text = text.map_err(|e| failed(&e))?;
-        let mut staged = Staged::begin(&self.file, text.as_bytes(), mode).map_err(unwritten)?;
+        let mut staged =
+            StagedFiles::begin(&self.file, text.as_bytes(), mode).map_err(unwritten)?;
         let drop_ins = self.drop_ins();
-        if let (Before::Own(bytes), Some(dir)) = (&self.before, &drop_ins) {
+        if let (ExistingNodeConfig::Own(bytes), Some(dir)) = (&self.before, &drop_ins) {
             // The copy says the same as the operator's file, which is still there: it may count at once.
             let own = dir.join(OWN_DROP_IN);
             staged.add_now(&own, bytes, before).map_err(unwritten)?;
@@ -538,7 +542,8 @@ impl Machine {
             staged.add(path, content, *mode).map_err(unwritten)?;
         }
         // An identity of another cluster must not go into this one (KADM-24).
-        let stores = [Store::client, Store::server].map(|of| of(&self.config.cluster.cert_dir));
+        let stores = [CertificateStore::client, CertificateStore::server]
+            .map(|of| of(&self.config.cluster.cert_dir));
         for (store, pair) in stores.iter().zip(&joined.pairs) {
             store.recover().map_err(|e| failed(&e))?;
             let kept = store.keep(&pair.0, &pair.1, clock::wall());
@@ -558,7 +563,7 @@ impl Machine {
 
 /// Reason why this machine does not join.
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+enum JoinRefusal {
     #[error(transparent)]
     Join(#[from] JoinError),
     #[error("{0} is no address of a server: {1}")]
@@ -586,51 +591,55 @@ enum Refusal {
     #[error("what the cluster wants of its kubelets is no document: {0}")]
     Document(#[from] config::decode::DecodeError),
     #[error(transparent)]
-    Kubeconfig(#[from] crate::kube::kubeconfig::TextError),
+    Kubeconfig(#[from] crate::kube::kubeconfig::KubeconfigTextError),
 }
 
 /// Reads a URL. `what`: name of the word. Errors do not repeat the text: it may be a token at the wrong place.
-fn url(text: &str, what: &'static str) -> Result<Url, Refusal> {
-    let url = Url::parse(text).map_err(|e| Refusal::Server(what, e))?;
+fn url(text: &str, what: &'static str) -> Result<Url, JoinRefusal> {
+    let url = Url::parse(text).map_err(|e| JoinRefusal::Server(what, e))?;
     if !url.https {
-        return Err(Refusal::NoTls(what));
+        return Err(JoinRefusal::NoTls(what));
     }
     // A token has the form of a host name.
-    if kubeadm::Token::parse(url.host()).is_ok() {
-        return Err(Refusal::IsToken(what));
+    if kubeadm::BootstrapToken::parse(url.host()).is_ok() {
+        return Err(JoinRefusal::IsToken(what));
     }
     Ok(url)
 }
 
 /// Makes the URL of `HOST`, `HOST:PORT`, or either with `https://` before it.
-fn apiserver(server: &str) -> Result<Url, Refusal> {
+fn apiserver(server: &str) -> Result<Url, JoinRefusal> {
     let host = server.strip_prefix("https://").unwrap_or(server);
     let (_, port) = crate::net::url::split_port(host);
     let port = port.map_or(API_PORT, |_| "");
     url(&format!("https://{host}{port}"), "HOST:PORT")
 }
 
-fn beside_kubeadm(asked: &Asked, machine: &Machine, server: &str) -> Result<Joined, Refusal> {
-    let mut files = Files {
+fn beside_kubeadm(
+    asked: &JoinFlags,
+    machine: &MachineBeforeJoin,
+    server: &str,
+) -> Result<JoinResult, JoinRefusal> {
+    let mut files = ClusterFiles {
         kubeconfig: "/etc/kubernetes/kubelet.conf".into(),
         bootstrap: Some("/etc/kubernetes/bootstrap-kubelet.conf".into()),
         client_ca: "/etc/kubernetes/pki/ca.crt".into(),
     };
     files.typed(&machine.flags.overlay);
-    Machine::is_free(&files.kubeconfig, asked)?;
-    let token = kubeadm::Token::parse(&asked.token)?;
+    MachineBeforeJoin::is_free(&files.kubeconfig, asked)?;
+    let token = kubeadm::BootstrapToken::parse(&asked.token)?;
     let hashes = asked.hashes.iter().map(String::as_str);
     let pins = match (asked.hashes.is_empty(), asked.any_ca) {
-        (false, _) => Some(kubeadm::Pins::parse(hashes)?),
+        (false, _) => Some(kubeadm::CaPins::parse(hashes)?),
         (true, true) => None,
-        (true, false) => return Err(Refusal::NoPin),
+        (true, false) => return Err(JoinRefusal::NoPin),
     };
     let url = apiserver(server)?;
     let proxies = &machine.proxies;
     let found = kubeadm::discover(&url, &token, pins.as_ref(), proxies)?;
     let node = &machine.config.node_name;
     if !asked.force && is_taken(found.config.clone(), node, proxies)? {
-        return Err(Refusal::Name(node.clone()));
+        return Err(JoinRefusal::Name(node.clone()));
     }
     let apiserver = version(found.config.clone(), proxies)?;
     let text = kubeadm::kubelet_config(&found, &apiserver, proxies)?;
@@ -639,7 +648,7 @@ fn beside_kubeadm(asked: &Asked, machine: &Machine, server: &str) -> Result<Join
         own.insert("kubeletVersion".into(), version.into());
     }
     let bootstrap = files.bootstrap.clone().unwrap_or_default();
-    Ok(Joined {
+    Ok(JoinResult {
         document: document::of_kubeadm(&text)?,
         own,
         written: vec![
@@ -654,41 +663,45 @@ fn beside_kubeadm(asked: &Asked, machine: &Machine, server: &str) -> Result<Join
     })
 }
 
-fn beside_k3s(asked: &Asked, machine: &Machine, server: &str) -> Result<Joined, Refusal> {
+fn beside_k3s(
+    asked: &JoinFlags,
+    machine: &MachineBeforeJoin,
+    server: &str,
+) -> Result<JoinResult, JoinRefusal> {
     let cert_dir = &machine.config.cluster.cert_dir;
-    let client = Store::client(cert_dir).current_path();
-    let mut files = Files {
+    let client = CertificateStore::client(cert_dir).current_path();
+    let mut files = ClusterFiles {
         kubeconfig: "/etc/picolet/kubeconfig".into(),
         bootstrap: None,
         client_ca: "/etc/picolet/client-ca.crt".into(),
     };
     files.typed(&machine.flags.overlay);
-    Machine::is_free(&files.kubeconfig, asked)?;
+    MachineBeforeJoin::is_free(&files.kubeconfig, asked)?;
     let url = url(server, "--k3s")?;
-    let token = k3s::Token::parse(&asked.token)?;
+    let token = k3s::K3sToken::parse(&asked.token)?;
     let mut notes = Vec::new();
     if !token.names_ca() {
         if !asked.any_ca {
-            return Err(Refusal::NoCa);
+            return Err(JoinRefusal::NoCa);
         }
         notes.push("the token does not say which CA the cluster has (K10…::): whoever answers now is trusted".into());
     }
     let proxies = &machine.proxies;
     let (supervisor, ca) = k3s::find(&url, token, proxies)?;
     let cluster = supervisor.cluster()?;
-    let node = k3s::Node {
+    let node = k3s::K3sNodeIdentity {
         name: machine.config.node_name.clone(),
         password: password(&asked.password_file)?,
         ips: machine.config.node_ips.clone(),
     };
-    let first = supervisor.certify(&node, k3s::Purpose::Client)?;
-    let second = supervisor.certify(&node, k3s::Purpose::Serving)?;
+    let first = supervisor.certify(&node, k3s::CertificatePurpose::Client)?;
+    let second = supervisor.certify(&node, k3s::CertificatePurpose::Serving)?;
     let client_ca = supervisor.client_ca()?;
     let api = cluster.api(&url);
-    let config = k3s::kubeconfig(&api, Trust::Ca(Material::Inline(ca)));
+    let config = k3s::kubeconfig(&api, ServerTrust::Ca(KubeconfigMaterial::Inline(ca)));
     // The certificate is tried before it counts.
     let mut member = config.clone();
-    let inline = |text: &String| Material::Inline(text.clone().into_bytes());
+    let inline = |text: &String| KubeconfigMaterial::Inline(text.clone().into_bytes());
     member.user.certificate = Some((inline(&first.0), inline(&first.1)));
     let apiserver = version(member, proxies)?;
     let mut own = Map::new();
@@ -713,7 +726,7 @@ fn beside_k3s(asked: &Asked, machine: &Machine, server: &str) -> Result<Joined, 
             cluster.egress_selector_mode
         ));
     }
-    Ok(Joined {
+    Ok(JoinResult {
         document: document::of_k3s(&cluster.dns(), &cluster.cluster_domain),
         own,
         written: vec![
@@ -738,8 +751,8 @@ fn shown(config: &Kubeconfig) -> String {
 }
 
 /// Reads the password by which the cluster knows the node. A new one is on disk before it is sent (K3SJ-04).
-fn password(path: &Path) -> Result<String, Refusal> {
-    let failed = |source| Refusal::File {
+fn password(path: &Path) -> Result<String, JoinRefusal> {
+    let failed = |source| JoinRefusal::File {
         path: path.into(),
         source,
     };

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::{Providers, socket::Socket, wire::Wire};
+use super::{PodProviders, socket::ProviderSocket, wire::ProviderWire};
 use crate::{
     agent::{clock::Clock, external_pods::ExternalPods},
     api::names,
-    config::{Config, Invalid, TableKey, checks::invalid, endpoints::endpoint, key},
+    config::{AgentConfig, InvalidField, TableKey, checks::invalid, endpoints::endpoint, key},
     parts::{ConfiguredPart, Part, section},
     runtime::runc::process,
 };
@@ -36,33 +36,33 @@ impl Part for ProviderPart {
     fn configure(
         &self,
         own: &Value,
-        config: &Config,
-    ) -> Result<Option<Rc<dyn ConfiguredPart>>, Invalid> {
+        config: &AgentConfig,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
         let sockets = read(section(own, "providers")?, config)?;
-        let configured = (!sockets.is_empty()).then(|| Rc::new(Sockets(sockets)) as _);
+        let configured = (!sockets.is_empty()).then(|| Rc::new(ProviderSockets(sockets)) as _);
         Ok(configured)
     }
 }
 
 /// Sockets of providers, by the handler that RuntimeClasses name; at least one.
 #[derive(Debug)]
-struct Sockets(BTreeMap<String, PathBuf>);
+struct ProviderSockets(BTreeMap<String, PathBuf>);
 
-impl ConfiguredPart for Sockets {
+impl ConfiguredPart for ProviderSockets {
     fn external_pods(&self, node: &str, clock: &Rc<dyn Clock>) -> Option<Rc<dyn ExternalPods>> {
         let wires = self.0.iter().map(|(handler, socket)| {
-            let wire: Box<dyn Wire> = Box::new(Socket::new(socket.clone()));
+            let wire: Box<dyn ProviderWire> = Box::new(ProviderSocket::new(socket.clone()));
             (handler.clone(), wire)
         });
-        Some(Providers::new(wires.collect(), node, clock))
+        Some(PodProviders::new(wires.collect(), node, clock))
     }
 }
 
 /// Reads the sockets of providers.
 fn read(
     all: BTreeMap<String, String>,
-    config: &Config,
-) -> Result<BTreeMap<String, PathBuf>, Invalid> {
+    config: &AgentConfig,
+) -> Result<BTreeMap<String, PathBuf>, InvalidField> {
     if all.len() > MAX_PROVIDERS {
         let found = all.len();
         return invalid(

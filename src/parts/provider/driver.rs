@@ -15,16 +15,19 @@ use std::{
 use smol::future::FutureExt as _;
 
 use super::{
-    Deleted, Provider, Providers,
+    DeleteOutcome, PodProvider, PodProviders,
     poll::tell_bad,
     wire::{MAX_POD_BYTES, ProviderError},
 };
 use crate::{
     agent::{
-        driver::{PodDriver, Stop, Work},
-        executor::{Mounted, NotStarted, Plan, Preparer, Started, Step, SyncError},
+        driver::{DriverFuture, PodDriver, PodStopMode},
+        executor::{
+            CallPlan, CallStep, ContainerStartResult, ContainerWaitReason, MountedVolumes,
+            PodPreparer, SyncError,
+        },
         pod_store::PROVIDER,
-        recorder::Severity,
+        recorder::EventSeverity,
     },
     api::{
         Container, Pod, PodUid,
@@ -32,12 +35,12 @@ use crate::{
     },
     error::chain,
     logic::{
-        pod_worker::Outcome,
+        pod_worker::CallOutcome,
         provider::{self, NOT_FOUND, VolumePath},
         status::PodFailure,
-        work_queue::Retry,
+        work_queue::RetryCause,
     },
-    runtime::Call,
+    runtime::RuntimeCall,
     sys::{crash, file},
 };
 
@@ -51,26 +54,26 @@ const FAILED: &str = "ProviderFailed";
 const UNKNOWN_GRACE_S: u32 = 30;
 
 /// See the module's words.
-pub(super) struct Drivers {
+pub(super) struct PodDriverRouter {
     /// Driver of all other pods.
     pub(super) containers: Rc<dyn PodDriver>,
-    pub(super) preparer: Rc<Preparer>,
-    pub(super) providers: Rc<Providers>,
+    pub(super) preparer: Rc<PodPreparer>,
+    pub(super) providers: Rc<PodProviders>,
 }
 
 /// Owner of a pod.
-enum Whose<'a> {
+enum PodOwner<'a> {
     Containers,
-    Provider(&'a Rc<Provider>),
+    Provider(&'a Rc<PodProvider>),
     /// The owner is unknown, or its provider is not configured any more; the reason in words.
     Nobody(String),
 }
 
-impl PodDriver for Drivers {
-    fn sync<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
+impl PodDriver for PodDriverRouter {
+    fn sync<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
             let Some(pod) = self.preparer.load(&plan.uid).await else {
-                return Outcome::Failed(Retry::Error);
+                return CallOutcome::Failed(RetryCause::Error);
             };
             if pod.spec.runtime_class_name.is_none() {
                 self.drop_record(&plan.uid).await;
@@ -80,9 +83,9 @@ impl PodDriver for Drivers {
                 Ok(handler) => handler,
                 Err(e) => match self.whose(&plan.uid).await {
                     // A class that is gone does not take a pod from its provider.
-                    Whose::Provider(provider) => provider.handler.clone(),
-                    Whose::Containers => return self.containers.sync(plan).await,
-                    Whose::Nobody(_) => {
+                    PodOwner::Provider(provider) => provider.handler.clone(),
+                    PodOwner::Containers => return self.containers.sync(plan).await,
+                    PodOwner::Nobody(_) => {
                         return self.ended(plan, Err(SyncError::new(e.to_string())));
                     }
                 },
@@ -100,22 +103,26 @@ impl PodDriver for Drivers {
         })
     }
 
-    fn terminate<'a>(&'a self, plan: &'a Plan, stop: Stop) -> Work<'a, Outcome> {
+    fn terminate<'a>(
+        &'a self,
+        plan: &'a CallPlan,
+        stop: PodStopMode,
+    ) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
             match self.whose(&plan.uid).await {
-                Whose::Containers => self.containers.terminate(plan, stop).await,
-                Whose::Provider(provider) => {
+                PodOwner::Containers => self.containers.terminate(plan, stop).await,
+                PodOwner::Provider(provider) => {
                     let ended = self.terminate_at(provider, plan, stop).await;
                     self.ended(plan, ended)
                 }
-                Whose::Nobody(why) => self.ended(plan, Err(SyncError::new(why))),
+                PodOwner::Nobody(why) => self.ended(plan, Err(SyncError::new(why))),
             }
         })
     }
 
-    fn clean_up<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
+    fn clean_up<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
-            if let Whose::Provider(provider) = self.whose(&plan.uid).await {
+            if let PodOwner::Provider(provider) = self.whose(&plan.uid).await {
                 let table = &provider.table;
                 let is_kept = !plan.content_goes && table.borrow_mut().keep(&plan.uid);
                 let goes = if is_kept {
@@ -124,7 +131,7 @@ impl PodDriver for Drivers {
                     Some(plan.uid.clone())
                 };
                 if let Some(uid) = goes
-                    && self.forget_at(provider, &uid).await == Deleted::Stopping
+                    && self.forget_at(provider, &uid).await == DeleteOutcome::Stopping
                     && !is_kept
                 {
                     let why = format!("provider {} still stops it", provider.handler);
@@ -135,39 +142,39 @@ impl PodDriver for Drivers {
         })
     }
 
-    fn remove<'a>(&'a self, uid: &'a PodUid) -> Work<'a, ()> {
+    fn remove<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()> {
         Box::pin(async move {
             match self.whose(uid).await {
-                Whose::Provider(provider) => {
+                PodOwner::Provider(provider) => {
                     self.forget_at(provider, uid).await;
                 }
-                Whose::Containers | Whose::Nobody(_) => self.containers.remove(uid).await,
+                PodOwner::Containers | PodOwner::Nobody(_) => self.containers.remove(uid).await,
             }
         })
     }
 
-    fn list(&self) -> Call<'_, Vec<PodItem>> {
+    fn list(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         self.containers.list()
     }
 
-    fn status<'a>(&'a self, uid: &'a PodUid) -> Call<'a, PodRuntimeStatus> {
+    fn status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {
         self.containers.status(uid)
     }
 
-    fn doorbell(&self) -> Work<'_, ()> {
+    fn doorbell(&self) -> DriverFuture<'_, ()> {
         self.containers.doorbell()
     }
 }
 
-impl Drivers {
-    fn ended(&self, plan: &Plan, result: Result<Outcome, SyncError>) -> Outcome {
+impl PodDriverRouter {
+    fn ended(&self, plan: &CallPlan, result: Result<CallOutcome, SyncError>) -> CallOutcome {
         match result {
             Ok(outcome) => outcome,
-            Err(_) if plan.cancel.is_cancelled() => Outcome::Canceled,
+            Err(_) if plan.cancel.is_cancelled() => CallOutcome::Canceled,
             Err(e) => {
                 let complaint = format!("uid={} {}", plan.uid, e.message);
                 self.preparer.complaints.complain(&complaint);
-                Outcome::Failed(e.retry)
+                CallOutcome::Failed(e.retry)
             }
         }
     }
@@ -176,9 +183,9 @@ impl Drivers {
         self.preparer.store.dir(uid).join(PROVIDER)
     }
 
-    async fn whose(&self, uid: &PodUid) -> Whose<'_> {
+    async fn whose(&self, uid: &PodUid) -> PodOwner<'_> {
         if let Some(provider) = self.providers.of(uid) {
-            return Whose::Provider(provider);
+            return PodOwner::Provider(provider);
         }
         let path = self.record(uid);
         let read = move || {
@@ -189,13 +196,13 @@ impl Drivers {
         };
         let name = match self.preparer.disk.run(read).await {
             Ok(name) => name,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Whose::Containers,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return PodOwner::Containers,
             // The read is tried again. Taken for a pod of containers, a provider's pod would be left running.
-            Err(e) => return Whose::Nobody(format!("cannot read whose it is: {e}")),
+            Err(e) => return PodOwner::Nobody(format!("cannot read whose it is: {e}")),
         };
         match self.providers.by_handler(&name) {
-            Some(provider) => Whose::Provider(provider),
-            None => Whose::Nobody(format!(
+            Some(provider) => PodOwner::Provider(provider),
+            None => PodOwner::Nobody(format!(
                 "it runs at provider {name:?}, which is not configured any more: nobody can end it there"
             )),
         }
@@ -203,10 +210,10 @@ impl Drivers {
 
     async fn sync_at(
         &self,
-        provider: &Provider,
-        plan: &Plan,
+        provider: &PodProvider,
+        plan: &CallPlan,
         pod: &Rc<Pod>,
-    ) -> Result<Outcome, SyncError> {
+    ) -> Result<CallOutcome, SyncError> {
         provider.table.borrow_mut().expect(pod);
         if !provider.is_heard() {
             // The pod's state is not known yet (PROV-03): its status stays, and it is looked at again with the first
@@ -218,12 +225,12 @@ impl Drivers {
         let (known, failure) = known(provider, &plan.uid);
         let begun = self.preparer.begin(plan, pod, known, failure).await;
         if begun.terminal {
-            return Ok(Outcome::Terminal);
+            return Ok(CallOutcome::Terminal);
         }
         self.preparer.check_start(pod, begun.problem.as_ref())?;
         let is_start = begun.actions.starts_anything();
         let Some(mounted) = self.preparer.set_up(plan, pod, is_start).await? else {
-            return Ok(Outcome::Canceled);
+            return Ok(CallOutcome::Canceled);
         };
         let generation = provider::generation(pod);
         let is_due = provider
@@ -231,44 +238,44 @@ impl Drivers {
             .borrow()
             .is_to_be_told(&plan.uid, &generation);
         if !is_due || plan.cancel.is_to_end() {
-            return Ok(Outcome::Done);
+            return Ok(CallOutcome::Done);
         }
         let told = self.tell(provider, plan, pod, &generation, &begun.ips, &mounted);
         let told = told.await;
         if let Err(e) = &told {
             self.warn(pod, FAILED, &e.message);
         }
-        let start = |container: &Container| Started {
+        let start = |container: &Container| ContainerStartResult {
             container: container.name.clone(),
-            result: told.as_ref().map(|_| ()).map_err(|e| NotStarted {
+            result: told.as_ref().map(|_| ()).map_err(|e| ContainerWaitReason {
                 reason: FAILED,
                 message: e.message.clone(),
             }),
         };
-        let acted = Step::Acted {
+        let acted = CallStep::Acted {
             pod: Rc::clone(pod),
             starts: containers(pod).map(start).collect(),
             failed: told.is_err().then(|| Rc::clone(&plan.runtime)),
             again: told.is_ok() && begun.actions.restart_all,
         };
         plan.line.tell(acted).await;
-        told.map(|()| Outcome::Done)
+        told.map(|()| CallOutcome::Done)
     }
 
     fn warn(&self, pod: &Pod, reason: &str, message: &str) {
         let recorder = &self.preparer.recorder;
-        recorder.pod(pod, Severity::Warning, reason, message);
+        recorder.pod(pod, EventSeverity::Warning, reason, message);
     }
 
     /// Tells the provider of a pod, with everything that it refers to.
     async fn tell(
         &self,
-        provider: &Provider,
-        plan: &Plan,
+        provider: &PodProvider,
+        plan: &CallPlan,
         pod: &Rc<Pod>,
         generation: &str,
         ips: &[IpAddr],
-        mounted: &Mounted,
+        mounted: &MountedVolumes,
     ) -> Result<(), SyncError> {
         let mut environments = Vec::new();
         for container in containers(pod) {
@@ -307,7 +314,7 @@ impl Drivers {
     }
 
     /// Writes the file that names the provider, before the provider hears of the pod.
-    async fn keep_record(&self, provider: &Provider, uid: &PodUid) -> io::Result<()> {
+    async fn keep_record(&self, provider: &PodProvider, uid: &PodUid) -> io::Result<()> {
         let (path, handler) = (self.record(uid), provider.handler.clone());
         let keep = move || {
             if fs::read(&path).is_ok_and(|known| known == handler.as_bytes()) {
@@ -337,19 +344,19 @@ impl Drivers {
     /// Has the pod stopped, and waits until no part of it runs. No timer ends that (PRVD-06).
     async fn terminate_at(
         &self,
-        provider: &Provider,
-        plan: &Plan,
-        stop: Stop,
-    ) -> Result<Outcome, SyncError> {
+        provider: &PodProvider,
+        plan: &CallPlan,
+        stop: PodStopMode,
+    ) -> Result<CallOutcome, SyncError> {
         let (uid, preparer) = (&plan.uid, &self.preparer);
         let pod = match stop {
-            Stop::AsSpecified(_) => preparer.store.load(&preparer.disk, uid).await.ok(),
-            Stop::Unknown => None,
+            PodStopMode::AsSpecified(_) => preparer.store.load(&preparer.disk, uid).await.ok(),
+            PodStopMode::Unknown => None,
         };
         let known = || provider.table.borrow().status(uid);
         if let Some(pod) = &pod {
             provider.table.borrow_mut().expect(pod);
-            let stopping = plan.line.ask(|answer| Step::Stopping {
+            let stopping = plan.line.ask(|answer| CallStep::Stopping {
                 pod: Rc::clone(pod),
                 runtime: known().map_or_else(|| Rc::clone(&plan.runtime), Rc::new),
                 answer,
@@ -358,28 +365,28 @@ impl Drivers {
         }
         let spec = pod.as_ref().map(|pod| &pod.spec);
         let grace_s = match stop {
-            Stop::AsSpecified(Some(grace_s)) => grace_s,
-            Stop::AsSpecified(None) | Stop::Unknown => spec
+            PodStopMode::AsSpecified(Some(grace_s)) => grace_s,
+            PodStopMode::AsSpecified(None) | PodStopMode::Unknown => spec
                 .and_then(|spec| spec.termination_grace_period_seconds)
                 .and_then(|s| u32::try_from(s).ok())
                 .unwrap_or(UNKNOWN_GRACE_S),
         };
         self.stop_at(provider, plan, grace_s).await?;
-        plan.line.tell(Step::Killed).await;
+        plan.line.tell(CallStep::Killed).await;
         if let Some(pod) = pod {
             let runtime = known().map_or_else(|| Rc::clone(&plan.runtime), Rc::new);
-            plan.line.tell(Step::Stopped { pod, runtime }).await;
+            plan.line.tell(CallStep::Stopped { pod, runtime }).await;
         } else {
             self.forget_at(provider, uid).await;
         }
-        plan.line.tell(Step::Changed).await;
-        Ok(Outcome::Done)
+        plan.line.tell(CallStep::Changed).await;
+        Ok(CallOutcome::Done)
     }
 
     async fn stop_at(
         &self,
-        provider: &Provider,
-        plan: &Plan,
+        provider: &PodProvider,
+        plan: &CallPlan,
         grace_s: u32,
     ) -> Result<(), SyncError> {
         let uid = &plan.uid;
@@ -399,7 +406,7 @@ impl Drivers {
         // Bounded: each turn waits for a change, or for `TELL_AGAIN`.
         while !ended(told) {
             told = true;
-            if provider.delete(uid, grace_s).await.map_err(failed)? == Deleted::Gone {
+            if provider.delete(uid, grace_s).await.map_err(failed)? == DeleteOutcome::Gone {
                 return Ok(());
             }
             let instance = provider.table.borrow().instance().to_owned();
@@ -421,11 +428,11 @@ impl Drivers {
 
     /// Tells the provider that it may forget a pod that is not wanted any more. If that fails, it is told when the pod
     /// is found. A pod that the provider still stops is not forgotten here.
-    async fn forget_at(&self, provider: &Provider, uid: &PodUid) -> Deleted {
+    async fn forget_at(&self, provider: &PodProvider, uid: &PodUid) -> DeleteOutcome {
         if !provider.table.borrow().is_gone(uid) {
             match provider.delete(uid, 0).await {
-                Ok(Deleted::Stopping) => return Deleted::Stopping,
-                Ok(Deleted::Gone) => {}
+                Ok(DeleteOutcome::Stopping) => return DeleteOutcome::Stopping,
+                Ok(DeleteOutcome::Gone) => {}
                 Err(e) => {
                     let complaint =
                         format!("uid={uid} provider {}: {}", provider.handler, chain(&e));
@@ -434,7 +441,7 @@ impl Drivers {
             }
         }
         provider.forget(uid);
-        Deleted::Gone
+        DeleteOutcome::Gone
     }
 }
 
@@ -444,7 +451,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 }
 
 /// State of the pod at its provider, and its failure, if it has failed.
-fn known(provider: &Provider, uid: &PodUid) -> (Rc<PodRuntimeStatus>, Option<PodFailure>) {
+fn known(provider: &PodProvider, uid: &PodUid) -> (Rc<PodRuntimeStatus>, Option<PodFailure>) {
     let table = provider.table.borrow();
     let failure = table.is_lost(uid).then(|| PodFailure {
         reason: NOT_FOUND.into(),

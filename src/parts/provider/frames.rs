@@ -20,7 +20,7 @@ use smol::io::{AsyncRead as _, AsyncWrite as _};
 
 use crate::{
     api::strict::from_json,
-    runtime::{Output, Room, RuntimeError, Session, Streams},
+    runtime::{OutputRead, OutputRoom, ProcessStreams, RuntimeError, StreamSession},
 };
 
 const STDIN: u8 = 0;
@@ -41,18 +41,18 @@ const MAX_WAITING_BYTES: usize = 2 * MAX_INPUT_BYTES;
 const MAX_FRAMES: usize = 64;
 
 /// Result of a command: its exit code, or the error; `None` while it runs.
-type Ended = Rc<RefCell<Option<Result<i32, RuntimeError>>>>;
+type ProviderCommandResult = Rc<RefCell<Option<Result<i32, RuntimeError>>>>;
 
 /// Content of the last frame.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct End {
+struct CommandEndFrame {
     exit_code: i32,
     error: String,
 }
 
 /// The agent's end of a connection with frames.
-pub(crate) struct Framed {
+pub(crate) struct FramedConnection {
     socket: Async<UnixStream>,
     /// Head of the frame at hand, as far as it came.
     head: [u8; HEAD_BYTES],
@@ -63,15 +63,15 @@ pub(crate) struct Framed {
     /// Bytes that are still to be sent.
     waiting: Vec<u8>,
     input_ended: bool,
-    ended: Ended,
+    ended: ProviderCommandResult,
 }
 
-impl Framed {
+impl FramedConnection {
     /// Makes a session over `socket`. Dropping it closes the connection; the provider then decides what becomes of the
     /// command.
     #[must_use]
-    pub(crate) fn session(socket: Async<UnixStream>) -> Session {
-        let ended = Ended::default();
+    pub(crate) fn session(socket: Async<UnixStream>) -> StreamSession {
+        let ended = ProviderCommandResult::default();
         let framed = Self {
             socket,
             head: [0; HEAD_BYTES],
@@ -82,7 +82,7 @@ impl Framed {
             input_ended: false,
             ended: Rc::clone(&ended),
         };
-        Session {
+        StreamSession {
             streams: Box::new(framed),
             // Called after the end of the output, so the result is known.
             end: Box::pin(async move {
@@ -125,30 +125,30 @@ impl Framed {
     }
 
     fn end(&mut self) {
-        let end: Result<End, _> = from_json(&self.last);
+        let end: Result<CommandEndFrame, _> = from_json(&self.last);
         let result = match end {
-            Ok(End { exit_code, error }) if error.is_empty() => Ok(exit_code),
-            Ok(End { error, .. }) => Err(RuntimeError::Failed(error)),
+            Ok(CommandEndFrame { exit_code, error }) if error.is_empty() => Ok(exit_code),
+            Ok(CommandEndFrame { error, .. }) => Err(RuntimeError::Failed(error)),
             Err(e) => Err(RuntimeError::Failed(format!("end of the command: {e}"))),
         };
         *self.ended.borrow_mut() = Some(result);
     }
 }
 
-impl Streams for Framed {
+impl ProcessStreams for FramedConnection {
     fn poll_output(
         &mut self,
         cx: &mut Context<'_>,
-        room: Room,
+        room: OutputRoom,
         buffer: &mut [u8],
-    ) -> Poll<io::Result<Output>> {
+    ) -> Poll<io::Result<OutputRead>> {
         // Sizes of the terminal that wait are sent here: there may be no input to send them with.
         if let Poll::Ready(Err(e)) = self.poll_sent(cx) {
             self.waiting.clear();
             log::debug!("provider: {e}");
         }
         if self.ended.borrow().is_some() {
-            return Poll::Ready(Ok(Output::End));
+            return Poll::Ready(Ok(OutputRead::End));
         }
         // Bounded: by MAX_FRAMES, then others have their turn.
         for _ in 0..MAX_FRAMES {
@@ -157,7 +157,7 @@ impl Streams for Framed {
                 let missing = HEAD_BYTES - self.known;
                 let n = ready!(self.poll_read(cx, &mut head[..missing]))?;
                 if n == 0 {
-                    return Poll::Ready(Ok(Output::End));
+                    return Poll::Ready(Ok(OutputRead::End));
                 }
                 self.head[self.known..self.known + n].copy_from_slice(&head[..n]);
                 self.known += n;
@@ -174,13 +174,13 @@ impl Streams for Framed {
                 }
                 if self.left == 0 {
                     self.end();
-                    return Poll::Ready(Ok(Output::End));
+                    return Poll::Ready(Ok(OutputRead::End));
                 }
                 let mut piece = [0; MAX_END_BYTES];
                 let wanted = self.left;
                 let n = ready!(self.poll_read(cx, &mut piece[..wanted]))?;
                 if n == 0 {
-                    return Poll::Ready(Ok(Output::End));
+                    return Poll::Ready(Ok(OutputRead::End));
                 }
                 self.last.extend_from_slice(&piece[..n]);
                 self.left -= n;
@@ -201,12 +201,12 @@ impl Streams for Framed {
             }
             let n = ready!(self.poll_read(cx, &mut buffer[..length]))?;
             if n == 0 {
-                return Poll::Ready(Ok(Output::End));
+                return Poll::Ready(Ok(OutputRead::End));
             }
             self.left -= n;
             return Poll::Ready(Ok(match channel {
-                STDOUT => Output::Stdout(n),
-                _ => Output::Stderr(n),
+                STDOUT => OutputRead::Stdout(n),
+                _ => OutputRead::Stderr(n),
             }));
         }
         cx.waker().wake_by_ref();
@@ -243,7 +243,7 @@ impl Streams for Framed {
     }
 }
 
-impl Framed {
+impl FramedConnection {
     /// Sends the bytes that the socket takes at once; the rest goes with the next poll.
     fn send_now(&mut self) {
         let sent = io::Write::write(&mut self.socket.get_ref(), &self.waiting);
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
     use core::future::poll_fn;
 
-    const ROOM: Room = Room {
+    const ROOM: OutputRoom = OutputRoom {
         stdout: 1024,
         stderr: 1024,
     };
@@ -277,16 +277,16 @@ mod tests {
                 io::Write::write_all(&mut &theirs, piece).expect("write");
             }
         });
-        let session = Framed::session(Async::new(ours).expect("socket"));
+        let session = FramedConnection::session(Async::new(ours).expect("socket"));
         let (mut streams, end) = (session.streams, session.end);
         let heard = smol::block_on(async {
             let (mut out, mut err) = (Vec::new(), Vec::new());
             let mut buffer = [0; 7];
             loop {
                 match poll_fn(|cx| streams.poll_output(cx, ROOM, &mut buffer)).await {
-                    Ok(Output::Stdout(n)) => out.extend_from_slice(&buffer[..n]),
-                    Ok(Output::Stderr(n)) => err.extend_from_slice(&buffer[..n]),
-                    Ok(Output::End) => break,
+                    Ok(OutputRead::Stdout(n)) => out.extend_from_slice(&buffer[..n]),
+                    Ok(OutputRead::Stderr(n)) => err.extend_from_slice(&buffer[..n]),
+                    Ok(OutputRead::End) => break,
                     Err(e) => return (out, err, Err(e.to_string())),
                 }
             }
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn input_and_sizes_are_frames() {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
-        let session = Framed::session(Async::new(ours).expect("socket"));
+        let session = FramedConnection::session(Async::new(ours).expect("socket"));
         let mut streams = session.streams;
         smol::block_on(async {
             let n = poll_fn(|cx| streams.poll_input(cx, b"abc")).await;

@@ -5,11 +5,13 @@ use std::{io::Write as _, os::unix::net::UnixStream};
 
 use async_io::Async;
 
-use super::{frames::Framed, socket::Body};
+use super::{frames::FramedConnection, socket::StreamedBody};
 use crate::{
-    api::{Wall, strict},
-    logic::provider::{ID_PREFIX, Listed, MAX_CONTAINERS, MAX_PODS, Said, Table},
-    runtime::{Output, Room},
+    api::{WallTime, strict},
+    logic::provider::{
+        ID_PREFIX, MAX_CONTAINERS, MAX_PODS, ProviderPodList, ProviderPodReport, ProviderPodTable,
+    },
+    runtime::{OutputRead, OutputRoom},
 };
 
 /// Most bytes of input: a pair of sockets holds as many without a reader.
@@ -24,7 +26,7 @@ fn sent(data: &[u8]) -> Async<UnixStream> {
 
 /// Reads an answer of a provider as a list, as an acknowledgement and as last words.
 pub(crate) fn words(data: &[u8]) -> String {
-    const NOW: Wall = Wall::from_secs(1_700_000_000);
+    const NOW: WallTime = WallTime::from_secs(1_700_000_000);
     let said: serde_json::Value = match strict::from_foreign_json(data) {
         Ok(said) => said,
         Err(e) => return e.to_string(),
@@ -33,9 +35,9 @@ pub(crate) fn words(data: &[u8]) -> String {
         "metadata": {"name": "p", "namespace": "n", "uid": "u"},
         "spec": {"restartPolicy": "OnFailure", "containers": [{"name": "c"}, {"name": "d"}]},
     });
-    let mut table = Table::default();
+    let mut table = ProviderPodTable::default();
     table.expect(&strict::typed(&pod).expect("a pod"));
-    let whole = |table: &Table| {
+    let whole = |table: &ProviderPodTable| {
         let pods = table.list();
         assert!(pods.len() <= MAX_PODS + 1);
         for pod in pods {
@@ -54,7 +56,7 @@ pub(crate) fn words(data: &[u8]) -> String {
             }
         }
     };
-    let listed = Listed::read(&said).and_then(|list| {
+    let listed = ProviderPodList::read(&said).and_then(|list| {
         let begun = table.begin();
         let news = table.take_list(begun, list.clone(), "node", NOW)?;
         let begun = table.begin();
@@ -64,7 +66,7 @@ pub(crate) fn words(data: &[u8]) -> String {
     });
     whole(&table);
     let uid = "u".into();
-    let one = Said::read(&said).map(|one| {
+    let one = ProviderPodReport::read(&said).map(|one| {
         let bad = table.acknowledged(&uid, "g", one.status.clone(), NOW);
         whole(&table);
         table.gone(&uid, Some(one.status), NOW);
@@ -93,7 +95,7 @@ pub(crate) fn run(data: &[u8]) -> String {
 }
 
 async fn answer(data: &[u8]) -> String {
-    let mut body = Body::of(sent(data));
+    let mut body = StreamedBody::of(sent(data));
     let status = match body.head().await {
         Ok(status) => status,
         Err(e) => return e.to_string(),
@@ -115,19 +117,19 @@ async fn answer(data: &[u8]) -> String {
 
 /// Reads output, errors and the end, `size` bytes at a time.
 async fn frames(data: &[u8], size: usize) -> (Vec<u8>, Vec<u8>, String) {
-    let session = Framed::session(sent(data));
+    let session = FramedConnection::session(sent(data));
     let (mut streams, end) = (session.streams, session.end);
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut buffer = vec![0; size];
-    let room = Room {
+    let room = OutputRoom {
         stdout: size,
         stderr: size,
     };
     loop {
         match poll_fn(|cx| streams.poll_output(cx, room, &mut buffer)).await {
-            Ok(Output::Stdout(n)) => out.extend_from_slice(&buffer[..n]),
-            Ok(Output::Stderr(n)) => err.extend_from_slice(&buffer[..n]),
-            Ok(Output::End) => break,
+            Ok(OutputRead::Stdout(n)) => out.extend_from_slice(&buffer[..n]),
+            Ok(OutputRead::Stderr(n)) => err.extend_from_slice(&buffer[..n]),
+            Ok(OutputRead::End) => break,
             Err(e) => return (out, err, e.to_string()),
         }
     }

@@ -2,19 +2,19 @@
 
 use core::fmt::Write as _;
 
-use super::{Providers, socket::Body, wire::ProviderError};
+use super::{PodProviders, socket::StreamedBody, wire::ProviderError};
 use crate::{
     api::ContainerId,
     error::chain,
     server::{
-        backend::{Incoming, Reply},
+        backend::{BackendReply, IncomingText},
         http::{Refusal, encode},
         log_reader::LogOptions,
     },
 };
 
-impl Incoming for Body {
-    fn next(&mut self) -> Reply<'_, Option<Vec<u8>>> {
+impl IncomingText for StreamedBody {
+    fn next(&mut self) -> BackendReply<'_, Option<Vec<u8>>> {
         Box::pin(async { Self::next(self).await.map_err(|e| refusal(&e)) })
     }
 }
@@ -26,13 +26,13 @@ fn refusal(error: &ProviderError) -> Refusal {
     }
 }
 
-impl Providers {
+impl PodProviders {
     /// The log of a container, from the provider or the runtime that runs it.
     pub(super) async fn read_log(
         &self,
         id: &ContainerId,
         options: &LogOptions,
-    ) -> Result<Box<dyn Incoming>, Refusal> {
+    ) -> Result<Box<dyn IncomingText>, Refusal> {
         let gone = || Refusal::not_found(format!("container {id} is not there any more"));
         let (provider, uid, name) = self.container(id).ok_or_else(gone)?;
         let mut target = format!("/pods/{uid}/logs/{name}?");

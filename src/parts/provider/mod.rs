@@ -24,61 +24,66 @@ use core::cell::RefCell;
 
 use serde_json::Value;
 
-use wire::{Answer, MAX_LIST_BYTES, MAX_WORDS_BYTES, ProviderError, Request, Wire};
+use wire::{
+    MAX_LIST_BYTES, MAX_WORDS_BYTES, ProviderError, ProviderRequest, ProviderResponse, ProviderWire,
+};
 
 use crate::{
-    agent::{clock::Clock, wake::Wake, waker_set::WakerSet},
+    agent::{clock::Clock, wake::WakeFlag, waker_set::WakerSet},
     api::{ContainerId, PodUid, SandboxId, strict::from_foreign_json},
     error::chain,
-    logic::provider::{Bad, Listed, News, Said, SaidStatus, Table, Wrong},
+    logic::provider::{
+        MisreportedPod, ProviderFault, ProviderListChanges, ProviderPodList, ProviderPodReport,
+        ProviderPodTable, ReportedPodStatus,
+    },
 };
 
 /// All providers of this node, at least one.
-pub(super) struct Providers {
-    all: Vec<Rc<Provider>>,
+pub(super) struct PodProviders {
+    all: Vec<Rc<PodProvider>>,
     /// Wakes the runtime's doorbell: a provider may have changed.
-    bell: Rc<Wake>,
+    bell: Rc<WakeFlag>,
     /// Pods that the runtime has: a provider that lists them does not own them.
     of_runtime: RefCell<BTreeSet<PodUid>>,
 }
 
 /// A provider.
-pub(super) struct Provider {
+pub(super) struct PodProvider {
     /// Handler of the RuntimeClasses whose pods go to the provider.
     handler: String,
     node: String,
-    wire: Box<dyn Wire>,
+    wire: Box<dyn ProviderWire>,
     clock: Rc<dyn Clock>,
-    table: RefCell<Table>,
+    table: RefCell<ProviderPodTable>,
     /// Reason why the provider does not answer, if it does not.
     trouble: RefCell<Option<String>>,
     /// Place of the provider's last list among its changes.
     cursor: RefCell<String>,
     changed: WakerSet,
-    bell: Rc<Wake>,
+    bell: Rc<WakeFlag>,
     /// Wakes the watcher, to ask the provider now.
-    asked: Wake,
+    asked: WakeFlag,
 }
 
 /// Result of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deleted {
+enum DeleteOutcome {
     /// No part of the pod is there any more.
     Gone,
     /// The pod is being stopped.
     Stopping,
 }
 
-impl Providers {
+impl PodProviders {
     /// The providers behind `wires`, each with its handler.
     pub(super) fn new(
-        wires: Vec<(String, Box<dyn Wire>)>,
+        wires: Vec<(String, Box<dyn ProviderWire>)>,
         node: &str,
         clock: &Rc<dyn Clock>,
     ) -> Rc<Self> {
-        let bell = Rc::new(Wake::default());
+        let bell = Rc::new(WakeFlag::default());
         let make = |(handler, wire)| {
-            Rc::new(Provider {
+            Rc::new(PodProvider {
                 handler,
                 node: node.to_owned(),
                 wire,
@@ -88,7 +93,7 @@ impl Providers {
                 cursor: RefCell::default(),
                 changed: WakerSet::default(),
                 bell: Rc::clone(&bell),
-                asked: Wake::default(),
+                asked: WakeFlag::default(),
             })
         };
         Rc::new(Self {
@@ -99,33 +104,33 @@ impl Providers {
     }
 
     /// All providers.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Rc<Provider>> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Rc<PodProvider>> {
         self.all.iter()
     }
 
-    fn by_handler(&self, handler: &str) -> Option<&Rc<Provider>> {
+    fn by_handler(&self, handler: &str) -> Option<&Rc<PodProvider>> {
         self.iter().find(|provider| provider.handler == handler)
     }
 
     /// Finds the owner of a pod, as far as a provider has listed it or was told of it.
-    fn of(&self, uid: &PodUid) -> Option<&Rc<Provider>> {
-        let of_agent = |provider: &&Rc<Provider>| provider.table.borrow().expects(uid);
+    fn of(&self, uid: &PodUid) -> Option<&Rc<PodProvider>> {
+        let of_agent = |provider: &&Rc<PodProvider>| provider.table.borrow().expects(uid);
         if let Some(provider) = self.iter().find(of_agent) {
             return Some(provider);
         }
         let is_free = !self.of_runtime.borrow().contains(uid);
-        let said = |provider: &&Rc<Provider>| is_free && provider.table.borrow().has(uid);
+        let said = |provider: &&Rc<PodProvider>| is_free && provider.table.borrow().has(uid);
         self.iter().find(said)
     }
 
     /// Returns true if the pod is that provider's: a provider may list another one's pod.
-    fn is_of(&self, uid: &PodUid, provider: &Rc<Provider>) -> bool {
+    fn is_of(&self, uid: &PodUid, provider: &Rc<PodProvider>) -> bool {
         self.of(uid)
             .is_some_and(|owner| Rc::ptr_eq(owner, provider))
     }
 
     /// Finds the owner of a container, with the pod and the container's name there.
-    fn container(&self, id: &ContainerId) -> Option<(&Rc<Provider>, PodUid, String)> {
+    fn container(&self, id: &ContainerId) -> Option<(&Rc<PodProvider>, PodUid, String)> {
         self.iter().find_map(|provider| {
             let (uid, name) = provider.table.borrow().container(id)?;
             let is_its = self.is_of(&uid, provider);
@@ -134,7 +139,7 @@ impl Providers {
     }
 
     /// Finds the owner of a sandbox, with the pod.
-    fn sandbox(&self, id: &SandboxId) -> Option<(&Rc<Provider>, PodUid)> {
+    fn sandbox(&self, id: &SandboxId) -> Option<(&Rc<PodProvider>, PodUid)> {
         self.iter().find_map(|provider| {
             let uid = provider.table.borrow().sandbox(id)?;
             self.is_of(&uid, provider).then_some((provider, uid))
@@ -153,7 +158,7 @@ impl Providers {
     }
 }
 
-impl Provider {
+impl PodProvider {
     /// Returns true once a whole list has come (PROV-03).
     fn is_heard(&self) -> bool {
         self.table.borrow().is_heard()
@@ -165,7 +170,7 @@ impl Provider {
     }
 
     /// Asks for all pods, and takes the list in.
-    async fn look(&self) -> Result<News, ProviderError> {
+    async fn look(&self) -> Result<ProviderListChanges, ProviderError> {
         let begun = self.table.borrow_mut().begin();
         let listed = self.list().await.and_then(|list| {
             let cursor = list.cursor.clone();
@@ -192,10 +197,10 @@ impl Provider {
         listed
     }
 
-    async fn list(&self) -> Result<Listed, ProviderError> {
-        let request = Request {
+    async fn list(&self) -> Result<ProviderPodList, ProviderError> {
+        let request = ProviderRequest {
             limit: MAX_LIST_BYTES,
-            ..Request::new("GET", "/pods")
+            ..ProviderRequest::new("GET", "/pods")
         };
         let answer = self.wire.ask(request).await?;
         if answer.status != 200 {
@@ -204,7 +209,7 @@ impl Provider {
                 answer.status
             )));
         }
-        Listed::read(&decoded(&answer)?).map_err(nonsense)
+        ProviderPodList::read(&decoded(&answer)?).map_err(nonsense)
     }
 
     /// Tells of a pod; repeatable.
@@ -213,11 +218,11 @@ impl Provider {
         uid: &PodUid,
         generation: &str,
         told: Vec<u8>,
-    ) -> Result<Vec<Bad>, ProviderError> {
-        let request = Request {
+    ) -> Result<Vec<MisreportedPod>, ProviderError> {
+        let request = ProviderRequest {
             body: told,
             limit: MAX_WORDS_BYTES,
-            ..Request::new("PUT", format!("/pods/{uid}"))
+            ..ProviderRequest::new("PUT", format!("/pods/{uid}"))
         };
         let answer = self.wire.ask(request).await?;
         match answer.status {
@@ -229,7 +234,7 @@ impl Provider {
             other => return Err(ProviderError::Nonsense(format!("PUT: status {other}"))),
         }
         let status = match answer.body.as_slice() {
-            [] => SaidStatus::default(),
+            [] => ReportedPodStatus::default(),
             _ => status(&answer)?,
         };
         let now = self.clock.wall();
@@ -241,17 +246,17 @@ impl Provider {
     }
 
     /// Has a pod stopped and removed; repeatable, also with less grace. A pod that is not there is a success.
-    async fn delete(&self, uid: &PodUid, grace_s: u32) -> Result<Deleted, ProviderError> {
-        let request = Request {
+    async fn delete(&self, uid: &PodUid, grace_s: u32) -> Result<DeleteOutcome, ProviderError> {
+        let request = ProviderRequest {
             limit: MAX_WORDS_BYTES,
-            ..Request::new("DELETE", format!("/pods/{uid}?grace={grace_s}"))
+            ..ProviderRequest::new("DELETE", format!("/pods/{uid}?grace={grace_s}"))
         };
         let answer = self.wire.ask(request).await?;
         let last = match answer.status {
             202 => {
                 self.table.borrow_mut().stopping(uid);
                 self.asked.wake();
-                return Ok(Deleted::Stopping);
+                return Ok(DeleteOutcome::Stopping);
             }
             200 if !answer.body.is_empty() => Some(status(&answer)?),
             200 | 404 => None,
@@ -260,7 +265,7 @@ impl Provider {
         let now = self.clock.wall();
         self.table.borrow_mut().gone(uid, last, now);
         self.ring();
-        Ok(Deleted::Gone)
+        Ok(DeleteOutcome::Gone)
     }
 
     fn forget(&self, uid: &PodUid) {
@@ -269,17 +274,17 @@ impl Provider {
     }
 }
 
-fn decoded(answer: &Answer) -> Result<Value, ProviderError> {
+fn decoded(answer: &ProviderResponse) -> Result<Value, ProviderError> {
     from_foreign_json(&answer.body).map_err(|e| ProviderError::Nonsense(chain(&e)))
 }
 
 /// Reads the status of the one pod in an answer.
-fn status(answer: &Answer) -> Result<SaidStatus, ProviderError> {
-    let said = Said::read(&decoded(answer)?);
+fn status(answer: &ProviderResponse) -> Result<ReportedPodStatus, ProviderError> {
+    let said = ProviderPodReport::read(&decoded(answer)?);
     said.map(|said| said.status).map_err(nonsense)
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "stands behind map_err")]
-fn nonsense(wrong: Wrong) -> ProviderError {
+fn nonsense(wrong: ProviderFault) -> ProviderError {
     ProviderError::Nonsense(wrong.to_string())
 }

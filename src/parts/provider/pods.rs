@@ -7,31 +7,34 @@ use serde_json::Value;
 use smol::future::FutureExt as _;
 
 use super::{
-    Provider, Providers, decoded,
-    driver::Drivers,
-    frames::Framed,
+    PodProvider, PodProviders, decoded,
+    driver::PodDriverRouter,
+    frames::FramedConnection,
     poll::watch,
-    wire::{ProviderError, Request},
+    wire::{ProviderError, ProviderRequest},
 };
 use crate::{
     agent::{
         complaints::Complaints,
-        driver::{PodDriver, Work},
-        executor::{Preparer, join_all},
-        external_pods::{ExternalPods, Resync},
-        recorder::Recorder,
-        tasks::Task,
+        driver::{DriverFuture, PodDriver},
+        executor::{PodPreparer, join_all},
+        external_pods::{ExternalPods, PodResync},
+        recorder::EventRecorder,
+        tasks::AgentTask,
     },
     api::{
         ContainerId, PodUid, SandboxId,
-        cri::{Condition, ContainerState, ExecOutput, PodItem, PodRuntimeStatus},
-        order::Gather as _,
-        stats::{ContainerUsage, PodUsage, Usage},
+        cri::{ContainerState, ExecOutput, PodItem, PodRuntimeStatus, RuntimeCondition},
+        order::GatherExt as _,
+        stats::{CgroupUsage, ContainerUsage, PodUsage},
     },
     error::chain,
-    runtime::{AttachOptions, Call, Connect, ExecOptions, Output, Room, RuntimeError, Start},
+    runtime::{
+        AttachOptions, ExecOptions, OutputRead, OutputRoom, PortConnector, RuntimeCall,
+        RuntimeError, SessionStart,
+    },
     server::{
-        backend::{Incoming, Reply},
+        backend::{BackendReply, IncomingText},
         http::encode,
         log_reader::LogOptions,
     },
@@ -60,15 +63,15 @@ fn command(words: &[String]) -> String {
     query
 }
 
-impl Provider {
+impl PodProvider {
     /// Asks for the usage of the provider's pods, in its own format; null if it keeps no figures.
     async fn used(&self) -> Value {
         if !self.table.borrow().answers() {
             return Value::Null;
         }
-        let request = Request {
+        let request = ProviderRequest {
             time: STATS_TIMEOUT,
-            ..Request::new("GET", "/stats")
+            ..ProviderRequest::new("GET", "/stats")
         };
         match self.wire.ask(request).await {
             Ok(answer) if answer.status == 200 => decoded(&answer).unwrap_or_default(),
@@ -89,9 +92,9 @@ impl Provider {
             };
             let figure = |name: &str| used.get(name).and_then(Value::as_u64).unwrap_or_default();
             let (total_ns, bytes) = (figure("cpuNs"), figure("memoryBytes"));
-            let mut usage = Usage {
+            let mut usage = CgroupUsage {
                 at,
-                ..Usage::default()
+                ..CgroupUsage::default()
             };
             usage.cpu.get_or_insert_default().total_ns = total_ns;
             let memory = usage.memory.get_or_insert_default();
@@ -126,9 +129,9 @@ impl Provider {
     }
 }
 
-impl Providers {
+impl PodProviders {
     /// Opens the streams of a container; `None` if it is not a provider's.
-    fn stream(&self, id: &ContainerId, what: &str, query: &str) -> Option<Start<'_>> {
+    fn stream(&self, id: &ContainerId, what: &str, query: &str) -> Option<SessionStart<'_>> {
         let (provider, uid, name) = self.container(id)?;
         let target = format!(
             "/pods/{uid}/{what}/{name}?{}",
@@ -136,7 +139,7 @@ impl Providers {
         );
         Some(Box::pin(async move {
             let opened = provider.wire.open("POST", target).await.map_err(failed)?;
-            Ok(Framed::session(opened.into_socket()))
+            Ok(FramedConnection::session(opened.into_socket()))
         }))
     }
 
@@ -152,7 +155,7 @@ impl Providers {
         let session = self.stream(id, "exec", &query).ok_or_else(gone)?.await?;
         let (mut streams, end) = (session.streams, session.end);
         let mut output = ExecOutput::default();
-        let room = Room {
+        let room = OutputRoom {
             stdout: STEP_BYTES,
             stderr: STEP_BYTES,
         };
@@ -160,9 +163,9 @@ impl Providers {
         loop {
             let read = poll_fn(|cx| streams.poll_output(cx, room, &mut buffer)).await;
             let (kept, n) = match read.map_err(|e| RuntimeError::Failed(e.to_string()))? {
-                Output::Stdout(n) => (&mut output.stdout, n),
-                Output::Stderr(n) => (&mut output.stderr, n),
-                Output::End => break,
+                OutputRead::Stdout(n) => (&mut output.stdout, n),
+                OutputRead::Stderr(n) => (&mut output.stderr, n),
+                OutputRead::End => break,
             };
             // The rest is read, and thrown away: the command is not to wait for its reader.
             let room = limit.saturating_sub(kept.len()).min(n);
@@ -174,14 +177,14 @@ impl Providers {
     }
 }
 
-impl ExternalPods for Providers {
+impl ExternalPods for PodProviders {
     fn handlers(&self) -> Vec<String> {
         let handlers = self.iter().map(|provider| provider.handler.clone());
         handlers.collect()
     }
 
-    fn condition(&self) -> Condition {
-        let condition = |ok, reason: &str, message| Condition {
+    fn condition(&self) -> RuntimeCondition {
+        let condition = |ok, reason: &str, message| RuntimeCondition {
             ok,
             reason: reason.into(),
             message,
@@ -195,9 +198,9 @@ impl ExternalPods for Providers {
     fn driver(
         self: Rc<Self>,
         containers: Rc<dyn PodDriver>,
-        preparer: Rc<Preparer>,
+        preparer: Rc<PodPreparer>,
     ) -> Rc<dyn PodDriver> {
-        Rc::new(Drivers {
+        Rc::new(PodDriverRouter {
             containers,
             preparer,
             providers: self,
@@ -206,10 +209,10 @@ impl ExternalPods for Providers {
 
     fn tasks(
         &self,
-        resync: &Resync,
-        recorder: &Rc<Recorder>,
+        resync: &PodResync,
+        recorder: &Rc<EventRecorder>,
         complaints: &Rc<Complaints>,
-    ) -> Vec<Task> {
+    ) -> Vec<AgentTask> {
         watch(self, resync, recorder, complaints)
     }
 
@@ -228,11 +231,11 @@ impl ExternalPods for Providers {
         self.of(uid)?.table.borrow().status(uid)
     }
 
-    fn doorbell(&self) -> Work<'_, ()> {
+    fn doorbell(&self) -> DriverFuture<'_, ()> {
         Box::pin(self.bell.woken())
     }
 
-    fn usage(&self) -> Work<'_, Vec<PodUsage>> {
+    fn usage(&self) -> DriverFuture<'_, Vec<PodUsage>> {
         Box::pin(async {
             // All are asked at once: a silent provider delays the figures by its own time limit only.
             let said = join_all(self.iter().map(|provider| provider.usage())).await;
@@ -253,7 +256,7 @@ impl ExternalPods for Providers {
         self.sandbox(id).is_some()
     }
 
-    fn stop(&self, id: &ContainerId, grace: Duration) -> Option<Call<'_, ()>> {
+    fn stop(&self, id: &ContainerId, grace: Duration) -> Option<RuntimeCall<'_, ()>> {
         // When its containers run, and again, is the provider's: pods are stopped whole.
         let (provider, uid, _) = self.container(id)?;
         Some(Box::pin(async move {
@@ -263,7 +266,7 @@ impl ExternalPods for Providers {
         }))
     }
 
-    fn remove(&self, id: &SandboxId) -> Option<Call<'_, ()>> {
+    fn remove(&self, id: &SandboxId) -> Option<RuntimeCall<'_, ()>> {
         let (provider, uid) = self.sandbox(id)?;
         Some(Box::pin(async move {
             if !provider.table.borrow().is_gone(&uid) {
@@ -282,7 +285,7 @@ impl ExternalPods for Providers {
         command: &'a [String],
         timeout: Option<Duration>,
         limit: usize,
-    ) -> Option<Call<'a, ExecOutput>> {
+    ) -> Option<RuntimeCall<'a, ExecOutput>> {
         let (provider, ..) = self.container(id)?;
         Some(Box::pin(async move {
             let Some(after) = timeout else {
@@ -297,7 +300,7 @@ impl ExternalPods for Providers {
         }))
     }
 
-    fn exec(&self, id: &ContainerId, options: &ExecOptions) -> Option<Start<'_>> {
+    fn exec(&self, id: &ContainerId, options: &ExecOptions) -> Option<SessionStart<'_>> {
         let asked = flags([
             ("stdin", options.stdin),
             ("stdout", options.stdout),
@@ -307,7 +310,7 @@ impl ExternalPods for Providers {
         self.stream(id, "exec", &(command(&options.command) + &asked))
     }
 
-    fn attach(&self, id: &ContainerId, options: AttachOptions) -> Option<Start<'_>> {
+    fn attach(&self, id: &ContainerId, options: AttachOptions) -> Option<SessionStart<'_>> {
         let asked = flags([
             ("stdin", options.stdin),
             ("stdout", options.stdout),
@@ -317,7 +320,7 @@ impl ExternalPods for Providers {
         self.stream(id, "attach", &asked)
     }
 
-    fn port_forward(&self, id: &SandboxId) -> Option<Connect<'_>> {
+    fn port_forward(&self, id: &SandboxId) -> Option<PortConnector<'_>> {
         let (provider, uid) = self.sandbox(id)?;
         Some(Box::new(move |port| {
             let target = format!("/pods/{uid}/portforward?port={port}");
@@ -336,7 +339,7 @@ impl ExternalPods for Providers {
         &'a self,
         id: &'a ContainerId,
         options: &'a LogOptions,
-    ) -> Reply<'a, Box<dyn Incoming>> {
+    ) -> BackendReply<'a, Box<dyn IncomingText>> {
         Box::pin(self.read_log(id, options))
     }
 }

@@ -6,19 +6,19 @@ use core::{future::Future, pin::Pin, time::Duration};
 use smol::future::FutureExt as _;
 
 use super::{
-    Provider, Providers,
-    wire::{CHANGES_TIMEOUT, Request},
+    PodProvider, PodProviders,
+    wire::{CHANGES_TIMEOUT, ProviderRequest},
 };
 use crate::{
     agent::{
         clock::in_step,
         complaints::Complaints,
-        external_pods::Resync,
-        recorder::{About, Recorder, Severity},
-        tasks::{Task, boxed},
+        external_pods::PodResync,
+        recorder::{EventRecorder, EventSeverity, EventSubject},
+        tasks::{AgentTask, boxed},
     },
     error::chain,
-    logic::provider::Bad,
+    logic::provider::MisreportedPod,
     net::url::encode,
 };
 
@@ -28,17 +28,17 @@ const INTERVAL: Duration = Duration::from_secs(5);
 const MIN_GAP: Duration = Duration::from_millis(20);
 
 /// Pending answer to a question for changes: true if there are any, or may be.
-type Doorbell = Pin<Box<dyn Future<Output = bool>>>;
+type ProviderDoorbell = Pin<Box<dyn Future<Output = bool>>>;
 
 /// Makes the tasks that watch the providers, one for each.
 pub(super) fn watch(
-    providers: &Providers,
-    resync: &Resync,
-    recorder: &Rc<Recorder>,
+    providers: &PodProviders,
+    resync: &PodResync,
+    recorder: &Rc<EventRecorder>,
     complaints: &Rc<Complaints>,
-) -> Vec<Task> {
-    let task = |provider: &Rc<Provider>| {
-        let watcher = Watcher {
+) -> Vec<AgentTask> {
+    let task = |provider: &Rc<PodProvider>| {
+        let watcher = ProviderWatcher {
             provider: Rc::clone(provider),
             resync: Rc::clone(resync),
             recorder: Rc::clone(recorder),
@@ -49,18 +49,18 @@ pub(super) fn watch(
     providers.iter().map(task).collect()
 }
 
-struct Watcher {
-    provider: Rc<Provider>,
-    resync: Resync,
-    recorder: Rc<Recorder>,
+struct ProviderWatcher {
+    provider: Rc<PodProvider>,
+    resync: PodResync,
+    recorder: Rc<EventRecorder>,
     complaints: Rc<Complaints>,
 }
 
-impl Watcher {
+impl ProviderWatcher {
     /// Looks until the loop is gone.
     async fn run(self) {
         let clock = Rc::clone(&self.provider.clock);
-        let mut doorbell: Option<(String, Doorbell)> = None;
+        let mut doorbell: Option<(String, ProviderDoorbell)> = None;
         // It rang, and nothing had changed: it is not listened to until the next look at the interval.
         let mut rang_for = None;
         // Bounded: each turn waits for `MIN_GAP` at least.
@@ -119,14 +119,14 @@ impl Watcher {
 
     /// Asks to be told of the next change after `cursor`. A provider that cannot do that, or fails, is asked at the
     /// interval only.
-    fn doorbell(&self, cursor: String) -> Option<(String, Doorbell)> {
+    fn doorbell(&self, cursor: String) -> Option<(String, ProviderDoorbell)> {
         if cursor.is_empty() || !self.provider.table.borrow().answers() {
             return None;
         }
         let provider = Rc::clone(&self.provider);
-        let request = Request {
+        let request = ProviderRequest {
             time: CHANGES_TIMEOUT,
-            ..Request::new("GET", format!("/changes?after={}", encode(&cursor)))
+            ..ProviderRequest::new("GET", format!("/changes?after={}", encode(&cursor)))
         };
         let asking = async move {
             // Else nothing changed, or that is not known: the next look is at the interval.
@@ -137,9 +137,14 @@ impl Watcher {
 }
 
 /// Tells people of statuses that were not believed (PRVD-05).
-pub(super) fn tell_bad(recorder: &Recorder, bad: &[Bad]) {
+pub(super) fn tell_bad(recorder: &EventRecorder, bad: &[MisreportedPod]) {
     for bad in bad {
-        let about = About::whole(&bad.uid, &bad.namespace, &bad.name);
-        recorder.about(about, Severity::Warning, "ProviderStatusInvalid", &bad.why);
+        let about = EventSubject::whole(&bad.uid, &bad.namespace, &bad.name);
+        recorder.about(
+            about,
+            EventSeverity::Warning,
+            "ProviderStatusInvalid",
+            &bad.why,
+        );
     }
 }

@@ -13,7 +13,7 @@ use async_io::{Async, Timer};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::wire::{Answer, Asking, ProviderError, Request, Wire};
+use super::wire::{ProviderCall, ProviderError, ProviderRequest, ProviderResponse, ProviderWire};
 use crate::{
     net::http_response::{BodyFraming, ResponseHead},
     sys::turn,
@@ -26,7 +26,7 @@ const VERSION: &str = "1";
 const UPGRADING: &str = "POST";
 /// Opening status of a call that opens no stream: no answer has it, so every answer is read whole.
 const NOTHING: u16 = 0;
-/// Protocol of streams in `Upgrade`.
+/// Protocol of streams in `UpgradeRequest`.
 const PROTOCOL: &str = "picolet-stream";
 /// Most bytes of the head of an answer.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
@@ -41,10 +41,10 @@ const OTHERS: u32 = 0o077;
 
 /// The socket of a provider.
 #[derive(Clone, Debug)]
-pub(crate) struct Socket(PathBuf);
+pub(crate) struct ProviderSocket(PathBuf);
 
 /// A body as it comes.
-pub(crate) struct Body {
+pub(crate) struct StreamedBody {
     socket: Async<UnixStream>,
     /// Bytes that were read, but not passed on.
     ahead: Vec<u8>,
@@ -53,7 +53,7 @@ pub(crate) struct Body {
     framed: usize,
 }
 
-impl Socket {
+impl ProviderSocket {
     /// Names the socket at that path; nobody need listen yet.
     #[must_use]
     pub(crate) const fn new(path: PathBuf) -> Self {
@@ -82,7 +82,11 @@ impl Socket {
     }
 
     /// Asks, within the time of the request. With status `opens` the body is left to the caller, else it is read.
-    fn exchange(&self, request: Request, opens: u16) -> Asking<'_, (Answer, Body)> {
+    fn exchange(
+        &self,
+        request: ProviderRequest,
+        opens: u16,
+    ) -> ProviderCall<'_, (ProviderResponse, StreamedBody)> {
         let time = request.time;
         let late = async move {
             Timer::after(time).await;
@@ -91,9 +95,13 @@ impl Socket {
         Box::pin(smol::future::or(self.talk(request, opens), late))
     }
 
-    async fn talk(&self, request: Request, opens: u16) -> Result<(Answer, Body), ProviderError> {
+    async fn talk(
+        &self,
+        request: ProviderRequest,
+        opens: u16,
+    ) -> Result<(ProviderResponse, StreamedBody), ProviderError> {
         let mut socket = self.connect().await?;
-        let Request {
+        let ProviderRequest {
             method,
             target,
             body,
@@ -114,11 +122,11 @@ impl Socket {
             let sent = socket.write_all(part).await;
             sent.map_err(ProviderError::Unreachable)?;
         }
-        let mut body = Body::of(socket);
+        let mut body = StreamedBody::of(socket);
         let status = body.head().await?;
         let mut all = Vec::new();
         if status == opens {
-            return Ok((Answer { status, body: all }, body));
+            return Ok((ProviderResponse { status, body: all }, body));
         }
         let is_answer = opens == NOTHING && (status < 300 || status == 404);
         let limit = if is_answer { limit } else { MAX_REFUSAL_BYTES };
@@ -134,7 +142,7 @@ impl Socket {
             turn::give().await;
         }
         if is_answer {
-            return Ok((Answer { status, body: all }, body));
+            return Ok((ProviderResponse { status, body: all }, body));
         }
         let text = String::from_utf8_lossy(&all);
         let text = text.trim().replace(|c: char| c.is_control(), " ");
@@ -142,20 +150,20 @@ impl Socket {
     }
 }
 
-impl Wire for Socket {
-    fn ask(&self, request: Request) -> Asking<'_, Answer> {
+impl ProviderWire for ProviderSocket {
+    fn ask(&self, request: ProviderRequest) -> ProviderCall<'_, ProviderResponse> {
         let asked = self.exchange(request, NOTHING);
         Box::pin(async { Ok(asked.await?.0) })
     }
 
-    fn open(&self, method: &'static str, target: String) -> Asking<'_, Body> {
+    fn open(&self, method: &'static str, target: String) -> ProviderCall<'_, StreamedBody> {
         let opens = if method == UPGRADING { 101 } else { 200 };
-        let opened = self.exchange(Request::new(method, target), opens);
+        let opened = self.exchange(ProviderRequest::new(method, target), opens);
         Box::pin(async { Ok(opened.await?.1) })
     }
 }
 
-impl Body {
+impl StreamedBody {
     /// Makes the body of a new connection, which begins with a head.
     pub(super) const fn of(socket: Async<UnixStream>) -> Self {
         Self {
@@ -308,7 +316,7 @@ mod tests {
                 let _ = io::Write::write_all(&mut &theirs, piece);
             }
         });
-        let mut body = Body {
+        let mut body = StreamedBody {
             socket: Async::new(ours).expect("socket"),
             ahead: Vec::new(),
             framing,
@@ -361,13 +369,13 @@ mod tests {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
             fs::set_permissions(&path, mode).expect("mode");
         };
-        let socket = Socket::new(path.clone());
+        let socket = ProviderSocket::new(path.clone());
         let ask = |limit| {
             let time = Duration::from_millis(200);
-            let request = Request {
+            let request = ProviderRequest {
                 limit,
                 time,
-                ..Request::new("GET", "/pods")
+                ..ProviderRequest::new("GET", "/pods")
             };
             smol::block_on(socket.ask(request))
         };

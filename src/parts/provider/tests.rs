@@ -8,16 +8,19 @@ use std::io;
 use serde_json::{Value, json};
 
 use super::{
-    Providers,
-    socket::Body,
-    wire::{Answer, Asking, CALL_TIMEOUT, MAX_POD_BYTES, ProviderError, Request, Wire},
+    PodProviders,
+    socket::StreamedBody,
+    wire::{
+        CALL_TIMEOUT, MAX_POD_BYTES, ProviderCall, ProviderError, ProviderRequest,
+        ProviderResponse, ProviderWire,
+    },
 };
 use crate::{
     agent::tests::{
         probes::s,
         world::{NODE, World, manifest},
     },
-    api::pod_status::Phase,
+    api::pod_status::PodPhase,
 };
 
 /// Handler of the provider's pods.
@@ -74,7 +77,7 @@ fn end(container: &mut Value, code: i32) {
 }
 
 impl State {
-    fn answer(&mut self, request: &Request) -> Result<Answer, ProviderError> {
+    fn answer(&mut self, request: &ProviderRequest) -> Result<ProviderResponse, ProviderError> {
         let path = request.target.split('?').next().unwrap_or_default();
         let uid = path.trim_start_matches("/pods/").to_owned();
         if path == "/pods" {
@@ -100,7 +103,7 @@ impl State {
         }
         let ok = |status, body: Value| {
             let body = body.to_string().into_bytes();
-            Ok(Answer { status, body })
+            Ok(ProviderResponse { status, body })
         };
         match request.method {
             "GET" => {
@@ -149,8 +152,8 @@ impl State {
     }
 }
 
-impl Wire for Rc<FakeProvider> {
-    fn ask(&self, request: Request) -> Asking<'_, Answer> {
+impl ProviderWire for Rc<FakeProvider> {
+    fn ask(&self, request: ProviderRequest) -> ProviderCall<'_, ProviderResponse> {
         if request.target.starts_with("/changes") {
             let provider = Self::clone(self);
             return Box::pin(core::future::poll_fn(move |_| {
@@ -160,7 +163,7 @@ impl Wire for Rc<FakeProvider> {
                 if now == request.target || state.mood != Mood::Good {
                     return core::task::Poll::Pending;
                 }
-                core::task::Poll::Ready(Ok(Answer {
+                core::task::Poll::Ready(Ok(ProviderResponse {
                     status: 200,
                     body: Vec::new(),
                 }))
@@ -170,7 +173,7 @@ impl Wire for Rc<FakeProvider> {
         Box::pin(core::future::ready(answer))
     }
 
-    fn open(&self, _: &'static str, _: String) -> Asking<'_, Body> {
+    fn open(&self, _: &'static str, _: String) -> ProviderCall<'_, StreamedBody> {
         Box::pin(core::future::ready(Err(ProviderError::Slow(CALL_TIMEOUT))))
     }
 }
@@ -232,10 +235,10 @@ fn with_provider(provider: &Rc<FakeProvider>) -> World {
 fn with_providers(providers: Vec<(&'static str, Rc<FakeProvider>)>) -> World {
     World::beside(Rc::new(move |clock| {
         let wires = providers.iter().map(|(handler, fake)| {
-            let wire: Box<dyn Wire> = Box::new(Rc::clone(fake));
+            let wire: Box<dyn ProviderWire> = Box::new(Rc::clone(fake));
             ((*handler).to_owned(), wire)
         });
-        Providers::new(wires.collect(), NODE, clock)
+        PodProviders::new(wires.collect(), NODE, clock)
     }))
 }
 
@@ -252,14 +255,14 @@ fn world() -> (World, Rc<FakeProvider>) {
 }
 
 fn runs(world: &World, uid: &str) {
-    world.until(uid, |w| w.phase(uid) == Some(Phase::Running));
+    world.until(uid, |w| w.phase(uid) == Some(PodPhase::Running));
 }
 
 /// Checks that no container was touched: that of the pod beside the provider's still runs.
 fn box_is_untouched(world: &World) {
     let container = world.fake.container(&"box".into(), "c").expect("it runs");
     assert_eq!(container.restart_count, 0);
-    assert_eq!(world.phase("box"), Some(Phase::Running));
+    assert_eq!(world.phase("box"), Some(PodPhase::Running));
 }
 
 fn condition(world: &World, kind: &str) -> String {
@@ -392,7 +395,7 @@ fn nothing_is_done_before_the_first_whole_list() {
         runs(&world, "box");
         world.advance(s(120));
         assert_eq!(provider.calls(), [""; 0], "{mood:?}");
-        assert_ne!(world.phase("lamp"), Some(Phase::Running), "{mood:?}");
+        assert_ne!(world.phase("lamp"), Some(PodPhase::Running), "{mood:?}");
         assert!(world.events_of("ProviderNotReady") > 0, "{mood:?}");
         assert_eq!(condition(&world, "ProviderReady"), "False", "{mood:?}");
         assert_eq!(condition(&world, "Ready"), "True", "{mood:?}");
@@ -423,7 +426,7 @@ fn silence_changes_nothing_but_that_new_pods_wait() {
         assert_eq!(condition(&world, "Ready"), "True", "{mood:?}");
         if mood != Mood::Repeats {
             // A pod that cannot be handed over is not lost: it is handed over as soon as the provider answers.
-            assert_eq!(world.phase("new"), Some(Phase::Pending), "{mood:?}");
+            assert_eq!(world.phase("new"), Some(PodPhase::Pending), "{mood:?}");
             world.apply(&[
                 manifest("box", json!({})),
                 lamp("new"),
@@ -546,7 +549,7 @@ fn a_provider_takes_no_pod_of_others() {
     world.until("it is not believed", |w| {
         condition(w, "ProviderReady") == "False"
     });
-    assert_eq!(world.phase("lamp"), Some(Phase::Running));
+    assert_eq!(world.phase("lamp"), Some(PodPhase::Running));
 }
 
 #[test]
@@ -569,7 +572,7 @@ fn a_provider_takes_no_pod_of_another_one() {
     drop(state);
     provider.calls();
     world.advance(s(60));
-    assert_eq!(world.phase("lamp"), Some(Phase::Running));
+    assert_eq!(world.phase("lamp"), Some(PodPhase::Running));
     world.apply(&[]);
     world.until("ended where it runs", |w| w.is_gone("lamp"));
     assert!(!provider.has("lamp"));
@@ -587,10 +590,10 @@ fn what_it_forgets_has_failed() {
     });
     assert_eq!(
         world.phase("lamp"),
-        Some(Phase::Running),
+        Some(PodPhase::Running),
         "once is not enough"
     );
-    world.until("failed", |w| w.phase("lamp") == Some(Phase::Failed));
+    world.until("failed", |w| w.phase("lamp") == Some(PodPhase::Failed));
     let status = world.status("lamp").expect("status");
     assert_eq!(status.reason, "NotFound");
     world.advance(s(300));
@@ -599,7 +602,7 @@ fn what_it_forgets_has_failed() {
         !calls.iter().any(|call| call.starts_with("PUT")),
         "{calls:?}"
     );
-    assert_eq!(world.phase("lamp"), Some(Phase::Failed));
+    assert_eq!(world.phase("lamp"), Some(PodPhase::Failed));
     box_is_untouched(&world);
 }
 
@@ -657,7 +660,7 @@ fn what_has_ended_stays_so() {
     world.apply(&[lamp_with("job", json!({"restartPolicy": "Never"}))]);
     runs(&world, "job");
     provider.say("job", |c| end(c, 0));
-    world.until("succeeded", |w| w.phase("job") == Some(Phase::Succeeded));
+    world.until("succeeded", |w| w.phase("job") == Some(PodPhase::Succeeded));
     world.advance(s(60));
     assert_eq!(
         provider.calls(),
@@ -670,7 +673,7 @@ fn what_has_ended_stays_so() {
     let world = world.restart_agent();
     world.apply(&[lamp_with("job", json!({"restartPolicy": "Never"}))]);
     world.advance(s(60));
-    assert_eq!(world.phase("job"), Some(Phase::Succeeded));
+    assert_eq!(world.phase("job"), Some(PodPhase::Succeeded));
     let calls = provider.calls();
     assert!(
         !calls.iter().any(|call| call.starts_with("PUT")),
@@ -692,7 +695,7 @@ fn what_has_ended_is_kept_until_its_object_goes() {
     world.apply(&all());
     runs(&world, "job");
     provider.say("job", |c| end(c, 3));
-    world.until("failed", |w| w.phase("job") == Some(Phase::Failed));
+    world.until("failed", |w| w.phase("job") == Some(PodPhase::Failed));
     provider.calls();
     world.advance(s(600));
     let world = world.restart_agent();
@@ -703,7 +706,7 @@ fn what_has_ended_is_kept_until_its_object_goes() {
     // A later status that differs does not count.
     provider.say("job", |c| *c = container("c"));
     world.advance(s(60));
-    assert_eq!(world.phase("job"), Some(Phase::Failed));
+    assert_eq!(world.phase("job"), Some(PodPhase::Failed));
     provider.say("job", |c| end(c, 3));
     world.apply(&[manifest("box", json!({})), lamp("lamp")]);
     world.until("removed", |_| !provider.has("job"));
@@ -811,7 +814,7 @@ fn a_refusal_is_shown_and_tried_again() {
     world.until("refused", |w| {
         w.waiting("lamp").as_deref() == Some("ProviderFailed")
     });
-    assert_eq!(world.phase("lamp"), Some(Phase::Pending));
+    assert_eq!(world.phase("lamp"), Some(PodPhase::Pending));
     assert!(world.events_of("ProviderFailed") > 0);
     let calls = provider.calls().len();
     world.advance(s(300));

@@ -5,7 +5,7 @@
 use core::{future::Future, pin::Pin, time::Duration};
 use std::io;
 
-use super::socket::Body;
+use super::socket::StreamedBody;
 
 /// Time limit of a whole call, but for calls that wait on purpose (PRVD-02).
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ pub(crate) enum ProviderError {
 
 /// A call to a provider.
 #[derive(Clone, Debug)]
-pub(crate) struct Request {
+pub(crate) struct ProviderRequest {
     /// HTTP method.
     pub(crate) method: &'static str,
     /// Path and query, as they are sent.
@@ -63,7 +63,7 @@ pub(crate) struct Request {
     pub(crate) limit: usize,
 }
 
-impl Request {
+impl ProviderRequest {
     /// Makes a short call with a small answer.
     pub(crate) fn new(method: &'static str, target: impl Into<String>) -> Self {
         Self {
@@ -78,22 +78,22 @@ impl Request {
 
 /// An answer, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct ProviderResponse {
     /// HTTP status: below 300, or 404.
     pub(crate) status: u16,
-    /// Body, at most [`Request::limit`] bytes.
+    /// Body, at most [`ProviderRequest::limit`] bytes.
     pub(crate) body: Vec<u8>,
 }
 
 /// A call that has not ended yet.
-pub(crate) type Asking<'a, T> = Pin<Box<dyn Future<Output = Result<T, ProviderError>> + 'a>>;
+pub(crate) type ProviderCall<'a, T> = Pin<Box<dyn Future<Output = Result<T, ProviderError>> + 'a>>;
 
 /// Connection to one provider.
-pub(crate) trait Wire {
+pub(crate) trait ProviderWire {
     /// Asks, and reads the answer. A 404 counts as an answer; every other status from 300 on is
     /// [`ProviderError::Refused`].
-    fn ask(&self, request: Request) -> Asking<'_, Answer>;
+    fn ask(&self, request: ProviderRequest) -> ProviderCall<'_, ProviderResponse>;
     /// Opens a stream without an end: a body that is read as it comes (`GET`, 200), or a connection (`POST`, 101).
     /// Every other answer is [`ProviderError::Refused`].
-    fn open(&self, method: &'static str, target: String) -> Asking<'_, Body>;
+    fn open(&self, method: &'static str, target: String) -> ProviderCall<'_, StreamedBody>;
 }

@@ -6,7 +6,7 @@ use core::{
 };
 
 use crate::{
-    api::{Mono, Wall, node::NodeCondition},
+    api::{MonoTime, WallTime, node::NodeCondition},
     logic::tunnel::health::{TunnelFigures, TunnelHealth},
 };
 
@@ -17,26 +17,26 @@ const CONDITION: &str = "TunnelReady";
 
 /// State of the tunnel: written by the tunnel, read by all who show it.
 #[derive(Default)]
-pub(super) struct Board {
+pub(super) struct TunnelStatus {
     /// Open streams, those that are being left included.
     pub(super) streams: Cell<usize>,
     figures: Cell<TunnelFigures>,
-    standing: RefCell<Standing>,
+    standing: RefCell<TunnelConnectivity>,
     /// Last event about a dial that was meant for others.
-    told: Cell<Option<Mono>>,
+    told: Cell<Option<MonoTime>>,
 }
 
 #[derive(Default)]
-struct Standing {
+struct TunnelConnectivity {
     /// Number of servers with a stream, and of all servers.
     servers: (usize, usize),
     /// Reason why there is no stream, or why the last one ended.
     trouble: Option<String>,
     /// Time of the last change between streams and none.
-    since: Option<Wall>,
+    since: Option<WallTime>,
 }
 
-impl Board {
+impl TunnelStatus {
     /// Changes the figures.
     pub(super) fn note(&self, change: impl FnOnce(&mut TunnelFigures)) {
         let mut figures = self.figures.get();
@@ -45,7 +45,7 @@ impl Board {
     }
 
     /// Counts a dial that was meant for another node. Returns true if people are to be told.
-    pub(super) fn misrouted(&self, now: Mono) -> bool {
+    pub(super) fn misrouted(&self, now: MonoTime) -> bool {
         self.note(|figures| figures.misrouted += 1);
         let is_due = self.told.get().is_none_or(|told| now - told >= TOLD);
         if is_due {
@@ -54,7 +54,7 @@ impl Board {
         is_due
     }
 
-    pub(super) fn show(&self, servers: (usize, usize), trouble: Option<String>, now: Wall) {
+    pub(super) fn show(&self, servers: (usize, usize), trouble: Option<String>, now: WallTime) {
         let mut standing = self.standing.borrow_mut();
         let was_up = standing.servers.0 > 0;
         if standing.since.is_none() || was_up != (servers.0 > 0) {
@@ -66,7 +66,7 @@ impl Board {
     }
 
     /// The condition for `get node`.
-    pub(super) fn condition(&self, now: Wall) -> NodeCondition {
+    pub(super) fn condition(&self, now: WallTime) -> NodeCondition {
         let standing = self.standing.borrow();
         let (up, all) = standing.servers;
         let (status, reason, message) = match (up, &standing.trouble) {
@@ -78,7 +78,7 @@ impl Board {
             kind: CONDITION.into(),
             status: status.into(),
             last_heartbeat_time: Some(now.truncated()),
-            last_transition_time: standing.since.map(Wall::truncated),
+            last_transition_time: standing.since.map(WallTime::truncated),
             reason: reason.into(),
             message,
         }
@@ -112,31 +112,31 @@ mod tests {
     #[test]
     fn what_people_are_told() {
         // TUN-14
-        let board = Board::default();
+        let board = TunnelStatus::default();
         let shown = |now| {
-            let condition = board.condition(Wall::from_secs(now));
-            let since = condition.last_transition_time.map(Wall::secs);
+            let condition = board.condition(WallTime::from_secs(now));
+            let since = condition.last_transition_time.map(WallTime::secs);
             (condition.status.to_string(), condition.message, since)
         };
         assert_eq!(shown(1), ("Unknown".into(), String::new(), None));
-        board.show((0, 0), Some("refused".into()), Wall::from_secs(2));
+        board.show((0, 0), Some("refused".into()), WallTime::from_secs(2));
         assert_eq!(shown(3), ("False".into(), "refused".into(), Some(2)));
-        board.show((1, 2), None, Wall::from_secs(4));
+        board.show((1, 2), None, WallTime::from_secs(4));
         let up = "streams to 1 of 2 servers".to_owned();
         assert_eq!(shown(5), ("True".into(), up.clone(), Some(4)));
         // The other line has trouble: the node can be reached all the same.
-        board.show((1, 2), Some("silent".into()), Wall::from_secs(6));
+        board.show((1, 2), Some("silent".into()), WallTime::from_secs(6));
         assert_eq!(shown(7), ("True".into(), up, Some(4)));
         assert_eq!(board.health().trouble.as_deref(), Some("silent"));
-        board.show((0, 2), Some("cut".into()), Wall::from_secs(8));
+        board.show((0, 2), Some("cut".into()), WallTime::from_secs(8));
         assert_eq!(shown(9), ("False".into(), "cut".into(), Some(8)));
     }
 
     #[test]
     fn people_are_told_once_a_minute_of_what_was_meant_for_others() {
         // TUN-06 TUN-07
-        let board = Board::default();
-        let told = [0, 1, 59, 60, 61, 120].map(|s| board.misrouted(Mono(s * 1000)));
+        let board = TunnelStatus::default();
+        let told = [0, 1, 59, 60, 61, 120].map(|s| board.misrouted(MonoTime(s * 1000)));
         assert_eq!(told, [true, false, false, true, false, true]);
         assert_eq!(board.health().misrouted, 6);
     }

@@ -13,19 +13,19 @@ use futures_rustls::TlsConnector;
 use rustls::pki_types::ServerName;
 use smol::future::FutureExt as _;
 
-use super::{Shared, packet::MAX_MESSAGE_BYTES};
+use super::{TunnelShared, packet::MAX_MESSAGE_BYTES};
 use crate::{
-    agent::clock::{Alarm, Ticks},
+    agent::clock::{GrpcClock, TimerFuture},
     api::link::LinkClass,
     error::chain,
     grpc::{
-        Time,
-        client::{Call, Client, Options, connect},
-        hpack::Field,
-        status::Status,
+        ConnectionClock,
+        client::{CallOptions, ClientCall, GrpcClient, connect},
+        hpack::HeaderField,
+        status::GrpcStatus,
     },
-    logic::tunnel::line::{Ending, is_refusal},
-    net::{Names, meter::Counted},
+    logic::tunnel::line::{StreamLossReason, is_refusal},
+    net::{NameResolver, meter::CountedConnection},
     sys::lane::Lane,
 };
 
@@ -43,11 +43,11 @@ const NAME_STACK_BYTES: usize = 128 * 1024;
 const SESSION_BUFFER_BYTES: usize = 16 * 1024;
 
 /// A stream that has just begun.
-pub(super) struct Opened {
-    pub(super) client: Client,
-    pub(super) call: Call,
+pub(super) struct OpenedStream {
+    pub(super) client: GrpcClient,
+    pub(super) call: ClientCall,
     /// Task that carries both. It ends with the connection.
-    pub(super) driver: smol::Task<Status>,
+    pub(super) driver: smol::Task<GrpcStatus>,
     /// Name of the server.
     pub(super) server: String,
     /// Number of servers of its kind, as it says.
@@ -55,28 +55,28 @@ pub(super) struct Opened {
 }
 
 /// Reason why a stream could not be opened, or ended.
-pub(super) struct Failed {
-    pub(super) ending: Ending,
+pub(super) struct StreamFailure {
+    pub(super) ending: StreamLossReason,
     pub(super) why: String,
 }
 
-impl Failed {
+impl StreamFailure {
     pub(super) fn broken(why: impl Into<String>) -> Self {
         Self {
-            ending: Ending::Broken,
+            ending: StreamLossReason::Broken,
             why: why.into(),
         }
     }
 
     /// Reads the end of a call.
-    pub(super) fn of(status: &Status) -> Self {
+    pub(super) fn of(status: &GrpcStatus) -> Self {
         // TLS 1.3 tells a client that its certificate is not wanted once it has begun to speak.
         let is_refused = is_refusal(status.code.0) || status.message.contains("fatal alert");
         Self {
             ending: if is_refused {
-                Ending::Refused
+                StreamLossReason::Refused
             } else {
-                Ending::Broken
+                StreamLossReason::Broken
             },
             why: status.to_string(),
         }
@@ -85,10 +85,10 @@ impl Failed {
 
 /// Opens a stream to a server, as an agent with these identifiers.
 pub(super) async fn open(
-    shared: &Shared,
+    shared: &TunnelShared,
     (host, port): &(String, u16),
     identifiers: &str,
-) -> Result<Opened, Failed> {
+) -> Result<OpenedStream, StreamFailure> {
     let settings = &shared.settings;
     let (kubeconfig, kept) = (settings.kubeconfig.clone(), settings.kept.clone());
     let cfg = settings.cfg.clone();
@@ -97,9 +97,9 @@ pub(super) async fn open(
         super::credentials::credentials(&kubeconfig, kept.as_ref(), ca, token_file)
     };
     let read = shared.disk.run(read).await;
-    let (tls, token) = read.map_err(|e| Failed::broken(chain(&e)))?;
+    let (tls, token) = read.map_err(|e| StreamFailure::broken(chain(&e)))?;
     let name = ServerName::try_from(host.clone());
-    let name = name.map_err(|e| Failed::broken(e.to_string()))?;
+    let name = name.map_err(|e| StreamFailure::broken(e.to_string()))?;
     let mut last = String::new();
     let mut stream = None;
     for ip in addresses(host).await? {
@@ -107,7 +107,7 @@ pub(super) async fn open(
         let dial = async {
             let tcp = Async::<TcpStream>::connect(address).await?;
             let _ = tcp.get_ref().set_nodelay(true);
-            let tcp = Counted::new(tcp, Rc::new(Cell::new(LinkClass::Tunnel)));
+            let tcp = CountedConnection::new(tcp, Rc::new(Cell::new(LinkClass::Tunnel)));
             let connector = TlsConnector::from(tls.clone());
             let handshake = connector.connect_with(name.clone(), tcp, |session| {
                 session.set_buffer_limit(Some(SESSION_BUFFER_BYTES));
@@ -123,24 +123,24 @@ pub(super) async fn open(
                 last = format!("{address}: {}", refined(&e));
                 if e.kind() == io::ErrorKind::InvalidData {
                     // TLS: a server is there, and one side does not accept the other.
-                    let ending = Ending::Refused;
-                    return Err(Failed { ending, why: last });
+                    let ending = StreamLossReason::Refused;
+                    return Err(StreamFailure { ending, why: last });
                 }
             }
         }
     }
-    let stream = stream.ok_or_else(|| Failed::broken(last))?;
+    let stream = stream.ok_or_else(|| StreamFailure::broken(last))?;
     let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     if !is_h2 {
-        return Err(Failed::broken("the server does not offer HTTP/2"));
+        return Err(StreamFailure::broken("the server does not offer HTTP/2"));
     }
-    let time: Rc<dyn Time> = Rc::new(Ticks(Rc::clone(&shared.clock)));
+    let time: Rc<dyn ConnectionClock> = Rc::new(GrpcClock(Rc::clone(&shared.clock)));
     let (client, driver) = connect(stream, &format!("{host}:{port}"), time);
     let driver = shared.executor.spawn(driver);
-    let options = Options {
+    let options = CallOptions {
         is_encrypted: true,
         metadata: metadata(&settings.agent_id, identifiers, token),
-        ..Options::default()
+        ..CallOptions::default()
     };
     let answered = async {
         let mut call = client.call(PATH, &options).await?;
@@ -148,23 +148,27 @@ pub(super) async fn open(
         let head = call.head().await?;
         // A call that is refused has trailers only: they say why.
         if header(&head, b"grpc-status").is_some() {
-            Status::of_answer(&head, &[])?;
+            GrpcStatus::of_answer(&head, &[])?;
         }
         Ok((call, head))
     };
     let late = async {
         shared.until(ANSWER_TIME).await;
-        Err(Failed::broken("the server does not answer"))
+        Err(StreamFailure::broken("the server does not answer"))
     };
-    let answered = async { answered.await.map_err(|status: Status| Failed::of(&status)) };
+    let answered = async {
+        answered
+            .await
+            .map_err(|status: GrpcStatus| StreamFailure::of(&status))
+    };
     let (call, head) = Box::pin(answered.or(late)).await?;
     let server = header(&head, b"serverid").map(|id| String::from_utf8_lossy(id).into_owned());
     let count = header(&head, b"servercount").and_then(|n| str::from_utf8(n).ok()?.parse().ok());
     let (Some(server), Some(count)) = (server, count) else {
         let why = "it answers without serverid and servercount: it is no konnectivity server, or its agent port is another";
-        return Err(Failed::broken(why));
+        return Err(StreamFailure::broken(why));
     };
-    Ok(Opened {
+    Ok(OpenedStream {
         client,
         call,
         driver,
@@ -174,13 +178,13 @@ pub(super) async fn open(
 }
 
 /// A header that is there exactly once.
-fn header<'a>(fields: &'a [Field], name: &[u8]) -> Option<&'a [u8]> {
+fn header<'a>(fields: &'a [HeaderField], name: &[u8]) -> Option<&'a [u8]> {
     let mut found = fields.iter().filter(|(of, _)| of == name);
     let (_, value) = found.next()?;
     found.next().is_none().then_some(value)
 }
 
-fn metadata(agent_id: &str, identifiers: &str, token: Option<String>) -> Vec<Field> {
+fn metadata(agent_id: &str, identifiers: &str, token: Option<String>) -> Vec<HeaderField> {
     let field = |name: &str, value: String| (name.as_bytes().to_vec(), value.into_bytes());
     let mut fields = vec![
         field("agentid", agent_id.to_owned()),
@@ -190,7 +194,7 @@ fn metadata(agent_id: &str, identifiers: &str, token: Option<String>) -> Vec<Fie
     fields
 }
 
-async fn late<T>(alarm: Alarm) -> io::Result<T> {
+async fn late<T>(alarm: TimerFuture) -> io::Result<T> {
     alarm.await;
     Err(io::ErrorKind::TimedOut.into())
 }
@@ -203,15 +207,17 @@ fn refined(e: &io::Error) -> String {
 }
 
 /// Addresses of a host: itself if it is one, else those that name servers give.
-async fn addresses(host: &str) -> Result<Vec<IpAddr>, Failed> {
+async fn addresses(host: &str) -> Result<Vec<IpAddr>, StreamFailure> {
     if let Ok(ip) = host.parse() {
         return Ok(vec![ip]);
     }
-    let failed = |e: io::Error| Failed::broken(format!("cannot start a thread: {e}"));
+    let failed = |e: io::Error| StreamFailure::broken(format!("cannot start a thread: {e}"));
     let lane = Lane::start_threads("tunnel-names", 1, NAME_STACK_BYTES).map_err(failed)?;
     let name = host.to_owned();
-    let found = lane.run(move || Names::system().addresses(&name, NAME_TIME));
-    let mut found = found.await.map_err(|e| Failed::broken(e.to_string()))?;
+    let found = lane.run(move || NameResolver::system().addresses(&name, NAME_TIME));
+    let mut found = found
+        .await
+        .map_err(|e| StreamFailure::broken(e.to_string()))?;
     found.truncate(MAX_ADDRESSES);
     Ok(found)
 }

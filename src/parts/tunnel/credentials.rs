@@ -11,10 +11,10 @@ use crate::{
         KubeError,
         bootstrap::kubeconfig_in_use,
         credentials::{pem, read_token},
-        kubeconfig::Trust,
-        store::Store,
+        kubeconfig::ServerTrust,
+        store::CertificateStore,
     },
-    net::tls::{self, Identity, Pem, Roots},
+    net::tls::{self, ClientIdentity, PemSource, ServerRoots},
 };
 
 /// Reads the credentials anew, from a few small files: a renewed certificate is shown on the next connection.
@@ -24,16 +24,18 @@ use crate::{
 /// - `token_file`: a token is shown instead of the certificate. It is returned.
 pub(super) fn credentials(
     kubeconfig: &Path,
-    kept: Option<&Store>,
+    kept: Option<&CertificateStore>,
     ca: Option<&Path>,
     token_file: Option<&Path>,
 ) -> Result<(Arc<ClientConfig>, Option<String>), KubeError> {
     let local = KubeError::Local;
     let config = kubeconfig_in_use(kubeconfig, &[], kept).map_err(|e| local(e.to_string()))?;
     let roots = match (ca, &config.trust) {
-        (Some(path), _) => Roots::Only(Pem::File(path)),
-        (None, Trust::Ca(material)) => Roots::Only(pem("certificate-authority-data", material)),
-        (None, Trust::System | Trust::Any) => Roots::SystemAnd(None),
+        (Some(path), _) => ServerRoots::Only(PemSource::File(path)),
+        (None, ServerTrust::Ca(material)) => {
+            ServerRoots::Only(pem("certificate-authority-data", material))
+        }
+        (None, ServerTrust::System | ServerTrust::Any) => ServerRoots::SystemAnd(None),
     };
     let (identity, token) = match token_file {
         Some(path) => {
@@ -49,7 +51,7 @@ pub(super) fn credentials(
                 );
                 return Err(local(why));
             };
-            let identity = Identity {
+            let identity = ClientIdentity {
                 chain: pem("client-certificate-data", chain),
                 key: pem("client-key-data", key),
             };
@@ -70,7 +72,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        api::Wall,
+        api::WallTime,
         image::testing::Scratch,
         kube::testing::{Authority, NOW, Pair},
     };
@@ -97,10 +99,10 @@ mod tests {
             pem.display()
         );
         fs::write(&path, text(&user)).expect("kubeconfig");
-        let store = Store::client(&scratch.join("pki"));
+        let store = CertificateStore::client(&scratch.join("pki"));
         store.recover().expect("directory");
         // As each dial reads it.
-        let shown = |kept: Option<&Store>| {
+        let shown = |kept: Option<&CertificateStore>| {
             let (config, token) = credentials(&path, kept, None, None).expect("credentials");
             assert_eq!(token, None);
             let schemes = [rustls::SignatureScheme::ECDSA_NISTP256_SHA256];
@@ -113,7 +115,7 @@ mod tests {
         };
         assert_eq!(shown(Some(&store)), der(&brought), "there is no other yet");
         for (pair, at) in [(&first, 0), (&second, 60)] {
-            let at = Wall::from_secs(at);
+            let at = WallTime::from_secs(at);
             store
                 .store(&pair.certificate, &pair.key, at)
                 .expect("renewed");

@@ -40,30 +40,30 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use smol::{LocalExecutor, future::FutureExt as _};
 
 use self::{
-    board::Board,
-    connect::{Failed, Opened, open},
+    board::TunnelStatus,
+    connect::{OpenedStream, StreamFailure, open},
     settings::TunnelConfig,
-    stream::{Carrying, Turned},
+    stream::{StreamCarrier, StreamTurn},
 };
 use crate::{
     agent::{
-        clock::{Alarm, Clock},
+        clock::{Clock, TimerFuture},
         complaints::Complaints,
         link_policy::LinkPolicy,
-        node::Node,
-        recorder::{Recorder, Severity},
+        node::LocalNode,
+        recorder::{EventRecorder, EventSeverity},
         tasks::boxed,
-        wake::Wake,
+        wake::WakeFlag,
         waker_set::WakerSet,
     },
-    kube::store::Store,
+    kube::store::CertificateStore,
     logic::tunnel::{
-        self, Own,
-        line::{Ending, Line, MAX_LINES, Servers},
-        stream::Ids,
+        self, OwnServer,
+        line::{ConnectedServers, MAX_LINES, StreamLossReason, TunnelLine},
+        stream::ConnectionIds,
     },
-    parts::{PartTools, Serve},
-    server::pipe::Near,
+    parts::{PartTools, ServeConnection},
+    server::pipe::PipeServerEnd,
     sys::lane::Lane,
 };
 
@@ -75,11 +75,11 @@ const LOOK: Duration = Duration::from_secs(1);
 const MAX_SHOWN_TARGET: usize = 100;
 
 /// Settings that do not change.
-struct Settings {
+struct TunnelSettings {
     cfg: TunnelConfig,
     kubeconfig: PathBuf,
     /// Store of the certificate that this node renews, if it does.
-    kept: Option<Store>,
+    kept: Option<CertificateStore>,
     /// Identity of this agent, for servers.
     agent_id: String,
     /// Port of the server of this node.
@@ -87,30 +87,30 @@ struct Settings {
 }
 
 /// A stream on its way.
-type Opening = Pin<Box<dyn Future<Output = Result<Opened, Failed>>>>;
+type StreamOpening = Pin<Box<dyn Future<Output = Result<OpenedStream, StreamFailure>>>>;
 
 /// Both ends of the carried connections.
-struct Ends {
+struct TunnelEnds {
     /// Opens a stream to the server at that address of the configuration, as an agent with these identifiers.
-    open: Box<dyn Fn(Rc<Shared>, usize, String) -> Opening>,
+    open: Box<dyn Fn(Rc<TunnelShared>, usize, String) -> StreamOpening>,
     /// Serves a connection as one from outside.
-    serve: Box<dyn Fn(Near)>,
+    serve: Box<dyn Fn(PipeServerEnd)>,
 }
 
 /// State that all lines share.
-struct Shared {
-    settings: Settings,
-    ends: Ends,
+struct TunnelShared {
+    settings: TunnelSettings,
+    ends: TunnelEnds,
     clock: Rc<dyn Clock>,
-    recorder: Rc<Recorder>,
+    recorder: Rc<EventRecorder>,
     complaints: Rc<Complaints>,
     disk: Lane,
-    node: Rc<Node>,
+    node: Rc<LocalNode>,
     link_policy: Rc<dyn LinkPolicy>,
     executor: Rc<LocalExecutor<'static>>,
-    board: Rc<Board>,
-    ids: RefCell<Ids>,
-    servers: RefCell<Servers>,
+    board: Rc<TunnelStatus>,
+    ids: RefCell<ConnectionIds>,
+    servers: RefCell<ConnectedServers>,
     /// Running lines, one bit for each.
     lines: Cell<u32>,
     is_stopping: Cell<bool>,
@@ -119,12 +119,17 @@ struct Shared {
 }
 
 /// The tunnel of this node.
-struct Tunnel(Rc<Shared>);
+struct NodeTunnel(Rc<TunnelShared>);
 
-impl Tunnel {
+impl NodeTunnel {
     /// Begins to dial, and goes on until [`Self::stop`].
-    fn start(settings: Settings, tools: &PartTools<'_>, serve: Serve, board: Rc<Board>) -> Self {
-        let ends = Ends {
+    fn start(
+        settings: TunnelSettings,
+        tools: &PartTools<'_>,
+        serve: ServeConnection,
+        board: Rc<TunnelStatus>,
+    ) -> Self {
+        let ends = TunnelEnds {
             open: Box::new(|shared, address, identifiers| {
                 Box::pin(async move {
                     let server = &shared.settings.cfg.servers[address];
@@ -133,7 +138,7 @@ impl Tunnel {
             }),
             serve: Box::new(move |near| serve(near, part::NAME)),
         };
-        let shared = Rc::new(Shared {
+        let shared = Rc::new(TunnelShared {
             settings,
             ends,
             clock: Rc::clone(tools.clock),
@@ -144,7 +149,7 @@ impl Tunnel {
             link_policy: Rc::clone(tools.link_policy),
             executor: Rc::clone(tools.executor),
             board,
-            ids: RefCell::new(Ids::new(random())),
+            ids: RefCell::new(ConnectionIds::new(random())),
             servers: RefCell::default(),
             lines: Cell::new(0),
             is_stopping: Cell::new(false),
@@ -173,8 +178,8 @@ fn random() -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-impl Shared {
-    fn until(&self, time: Duration) -> Alarm {
+impl TunnelShared {
+    fn until(&self, time: Duration) -> TimerFuture {
         self.clock.until(self.clock.now() + time)
     }
 
@@ -185,12 +190,12 @@ impl Shared {
 
     /// Identifiers of the node for servers, and the addresses that may be dialled here; `None`: the apiserver does not
     /// have its addresses yet.
-    fn who(&self) -> Option<(String, Own)> {
+    fn who(&self) -> Option<(String, OwnServer)> {
         let addresses = self.node.published_addresses()?;
         let (node, port) = (&self.node.name, self.settings.port);
         Some((
             tunnel::identifiers(node, &addresses),
-            Own::new(node, &addresses, port),
+            OwnServer::new(node, &addresses, port),
         ))
     }
 
@@ -203,7 +208,7 @@ impl Shared {
             );
             log::warn!("{message}");
             self.recorder
-                .node(Severity::Warning, "TunnelMisrouted", &message);
+                .node(EventSeverity::Warning, "TunnelMisrouted", &message);
         }
     }
 
@@ -235,15 +240,19 @@ impl Shared {
 }
 
 /// A stream that is left, for another or none. Its connections end with it, and when this is dropped.
-struct Old {
+struct ReplacedStream {
     /// Wakes it once the other stream is there, or none is to be.
-    replaced: Rc<Wake>,
+    replaced: Rc<WakeFlag>,
     task: smol::Task<()>,
 }
 
-impl Old {
-    fn begin(carrying: Box<Carrying>, line: Line, executor: &LocalExecutor<'static>) -> Self {
-        let replaced = Rc::new(Wake::default());
+impl ReplacedStream {
+    fn begin(
+        carrying: Box<StreamCarrier>,
+        line: TunnelLine,
+        executor: &LocalExecutor<'static>,
+    ) -> Self {
+        let replaced = Rc::new(WakeFlag::default());
         let rest = rest(carrying, line, Rc::clone(&replaced));
         let task = executor.spawn(rest);
         Self { replaced, task }
@@ -257,10 +266,10 @@ impl Old {
 }
 
 /// Keeps one stream, for as long as it is wanted.
-async fn line(shared: Rc<Shared>, number: usize) {
+async fn line(shared: Rc<TunnelShared>, number: usize) {
     let addresses = &shared.settings.cfg.servers;
-    let mut line = Line::default();
-    let mut old: Option<Old> = None;
+    let mut line = TunnelLine::default();
+    let mut old: Option<ReplacedStream> = None;
     let mut address = number % addresses.len();
     while !shared.is_stopping.get() {
         if !shared.is_wanted(number) {
@@ -287,8 +296,8 @@ async fn line(shared: Rc<Shared>, number: usize) {
             let mut servers = shared.servers.borrow_mut();
             match servers.arrive(number, &opened.server, opened.count) {
                 true => Ok(opened),
-                false => Err(Failed {
-                    ending: Ending::Repeated,
+                false => Err(StreamFailure {
+                    ending: StreamLossReason::Repeated,
                     why: "it leads to a server that has a stream already".into(),
                 }),
             }
@@ -304,18 +313,22 @@ async fn line(shared: Rc<Shared>, number: usize) {
                     old.replaced.wake();
                 }
                 let begun = shared.clock.now();
-                let carrying = Carrying::new(&shared, opened, own, identifiers);
+                let carrying = StreamCarrier::new(&shared, opened, own, identifiers);
                 shared.show(None);
                 let mut carrying = Box::new(carrying);
                 let turned = carrying.run(&mut line, None).await;
                 shared.servers.borrow_mut().leave(number);
                 let up = Some(shared.clock.now() - begun);
                 match turned {
-                    Turned::Ended(failed) => (failed, up),
-                    Turned::Leaves(why) => {
+                    StreamTurn::Ended(failed) => (failed, up),
+                    StreamTurn::Leaves(why) => {
                         // At most one: connections of an older one end now.
-                        old = Some(Old::begin(carrying, line.clone(), &shared.executor));
-                        (Failed::broken(why), up)
+                        old = Some(ReplacedStream::begin(
+                            carrying,
+                            line.clone(),
+                            &shared.executor,
+                        ));
+                        (StreamFailure::broken(why), up)
                     }
                 }
             }
@@ -326,7 +339,7 @@ async fn line(shared: Rc<Shared>, number: usize) {
         let (host, port) = &addresses[address];
         let why = format!("tunnel to {host}:{port}: {}", failed.why);
         // One server that has a stream is enough while there is no other.
-        if failed.ending == Ending::Repeated {
+        if failed.ending == StreamLossReason::Repeated {
             log::debug!("{why}");
         } else {
             shared.complaints.complain(&why);
@@ -346,11 +359,11 @@ async fn line(shared: Rc<Shared>, number: usize) {
 }
 
 /// Carries on the connections of a stream after another stream has taken its place.
-async fn rest(mut carrying: Box<Carrying>, mut line: Line, replaced: Rc<Wake>) {
+async fn rest(mut carrying: Box<StreamCarrier>, mut line: TunnelLine, replaced: Rc<WakeFlag>) {
     carrying.run(&mut line, Some(&replaced)).await;
 }
 
-impl Shared {
+impl TunnelShared {
     /// Shows people the state of the tunnel, with the trouble if there is any.
     fn show(&self, trouble: Option<String>) {
         let known = self.servers.borrow().known();

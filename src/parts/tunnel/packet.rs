@@ -4,7 +4,7 @@
 
 use crate::{
     grpc::proto::{Error, Limits, decode, encode, message},
-    logic::tunnel::stream::Id,
+    logic::tunnel::stream::ConnectionId,
 };
 
 /// Longest message that a server may send (TUN-13).
@@ -27,15 +27,15 @@ mod kind {
 }
 
 message! {
-    struct Packet {
+    struct PacketMessage {
         1 kind: i32,
         2 dial_request: Option<DialRequest>,
         3 dial_response: Option<DialResponse>,
-        4 data: Option<Data>,
+        4 data: Option<PacketData>,
         5 close_request: Option<CloseRequest>,
         6 close_response: Option<CloseResponse>,
         7 close_dial: Option<CloseDial>,
-        8 drain: Option<Drain>,
+        8 drain: Option<DrainPacket>,
     } oneof [2 dial_request, 3 dial_response, 4 data, 5 close_request, 6 close_response, 7 close_dial, 8 drain]
 }
 message! {
@@ -53,7 +53,7 @@ message! {
     }
 }
 message! {
-    struct Data {
+    struct PacketData {
         1 id: i64,
         2 error: String,
         3 data: Vec<u8>,
@@ -76,13 +76,13 @@ message! {
     }
 }
 message! {
-    struct Drain {
+    struct DrainPacket {
     }
 }
 
 /// Message of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum ServerMessage {
     Dial {
         protocol: String,
         address: String,
@@ -92,99 +92,99 @@ pub(super) enum Said {
         random: i64,
     },
     Data {
-        id: Id,
+        id: ConnectionId,
         bytes: Vec<u8>,
     },
     Close {
-        id: Id,
+        id: ConnectionId,
     },
     /// A packet that is not for agents, or of a kind that is not known yet.
     Else,
 }
 
 /// Reads a message. Errors: it is no packet.
-pub(super) fn read(message: &[u8]) -> Result<Said, Error> {
-    let mut packet = Packet::default();
+pub(super) fn read(message: &[u8]) -> Result<ServerMessage, Error> {
+    let mut packet = PacketMessage::default();
     decode(&mut packet, message, LIMITS)?;
     // The kind and the field that is set have to agree; an absent kind is 0.
     Ok(match packet {
-        Packet {
+        PacketMessage {
             kind: kind::DIAL_REQUEST,
             dial_request: Some(dial),
             ..
-        } => Said::Dial {
+        } => ServerMessage::Dial {
             protocol: dial.protocol,
             address: dial.address,
             random: dial.random,
         },
-        Packet {
+        PacketMessage {
             kind: kind::CLOSE_DIAL,
             close_dial: Some(close),
             ..
-        } => Said::CancelDial {
+        } => ServerMessage::CancelDial {
             random: close.random,
         },
-        Packet {
+        PacketMessage {
             kind: kind::DATA,
             data: Some(data),
             ..
-        } => Said::Data {
+        } => ServerMessage::Data {
             id: data.id,
             bytes: data.data,
         },
-        Packet {
+        PacketMessage {
             kind: kind::CLOSE_REQUEST,
             close_request: Some(close),
             ..
-        } => Said::Close { id: close.id },
-        _ => Said::Else,
+        } => ServerMessage::Close { id: close.id },
+        _ => ServerMessage::Else,
     })
 }
 
 /// Answers a dial: with the number of the connection, or the reason why there is none.
-pub(super) fn dialled(random: i64, answer: Result<Id, &str>) -> Vec<u8> {
+pub(super) fn dialled(random: i64, answer: Result<ConnectionId, &str>) -> Vec<u8> {
     let (id, error) = match answer {
         Ok(id) => (id, String::new()),
         Err(why) => (0, why.to_owned()),
     };
-    encode(&mut Packet {
+    encode(&mut PacketMessage {
         kind: kind::DIAL_RESPONSE,
         dial_response: Some(DialResponse { error, id, random }),
-        ..Packet::default()
+        ..PacketMessage::default()
     })
 }
 
 /// Bytes of a connection.
-pub(super) fn data(id: Id, data: Vec<u8>) -> Vec<u8> {
-    encode(&mut Packet {
+pub(super) fn data(id: ConnectionId, data: Vec<u8>) -> Vec<u8> {
+    encode(&mut PacketMessage {
         kind: kind::DATA,
-        data: Some(Data {
+        data: Some(PacketData {
             id,
             data,
-            ..Data::default()
+            ..PacketData::default()
         }),
-        ..Packet::default()
+        ..PacketMessage::default()
     })
 }
 
 /// Says that a connection is over; `error`: the reason why there was none.
-pub(super) fn closed(id: Id, error: &str) -> Vec<u8> {
-    encode(&mut Packet {
+pub(super) fn closed(id: ConnectionId, error: &str) -> Vec<u8> {
+    encode(&mut PacketMessage {
         kind: kind::CLOSE_RESPONSE,
         close_response: Some(CloseResponse {
             error: error.to_owned(),
             id,
         }),
-        ..Packet::default()
+        ..PacketMessage::default()
     })
 }
 
 /// Says that no dials are taken any more.
 pub(super) fn drain() -> Vec<u8> {
-    encode(&mut Packet {
+    encode(&mut PacketMessage {
         kind: kind::DRAIN,
-        drain: Some(Drain::default()),
-        ..Packet::default()
+        drain: Some(DrainPacket::default()),
+        ..PacketMessage::default()
     })
 }
 
@@ -194,13 +194,15 @@ pub(crate) mod fuzz {
 
     use super::*;
     use crate::{
-        api::Mono,
-        logic::tunnel::stream::{Act, Heard, Ids, MAX_CONNECTIONS, Stream},
+        api::MonoTime,
+        logic::tunnel::stream::{
+            ConnectionIds, MAX_CONNECTIONS, StreamAction, TunnelPacket, TunnelStream,
+        },
     };
 
     /// Checks that the states of connections hold together, whatever the server says.
     pub(crate) fn packets(mut bytes: &[u8]) -> String {
-        let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
+        let (mut stream, mut ids) = (TunnelStream::default(), ConnectionIds::new(0));
         let (mut open, mut dials, mut answers) = (Vec::new(), 0, 0);
         let mut out = String::new();
         let mut now = 0;
@@ -213,51 +215,51 @@ pub(crate) mod fuzz {
                 Err(_) => return out + "x",
             };
             let heard = match said {
-                Said::Dial { random, .. } => {
+                ServerMessage::Dial { random, .. } => {
                     dials += 1;
-                    Heard::Dial {
+                    TunnelPacket::Dial {
                         random,
                         is_own: random % 5 != 0,
                         was_own: random % 3 != 0,
                         is_spent: false,
                     }
                 }
-                Said::CancelDial { random } => Heard::CancelDial { random },
-                Said::Data { id, .. } => Heard::Data { id },
-                Said::Close { id } => Heard::Close { id },
-                Said::Else => continue,
+                ServerMessage::CancelDial { random } => TunnelPacket::CancelDial { random },
+                ServerMessage::Data { id, .. } => TunnelPacket::Data { id },
+                ServerMessage::Close { id } => TunnelPacket::Close { id },
+                ServerMessage::Else => continue,
             };
-            match stream.hear(heard, &mut ids, Mono(now)) {
-                Act::Open { id, .. } => {
+            match stream.hear(heard, &mut ids, MonoTime(now)) {
+                StreamAction::Open { id, .. } => {
                     answers += 1;
                     assert!(!open.contains(&id), "a number is used twice");
                     open.push(id);
                     out.push('o');
                 }
-                Act::Refuse { .. } => {
+                StreamAction::Refuse { .. } => {
                     answers += 1;
                     out.push('r');
                 }
-                Act::Deliver => {
-                    let Heard::Data { id } = heard else {
+                StreamAction::Deliver => {
+                    let TunnelPacket::Data { id } = heard else {
                         panic!("bytes of no packet");
                     };
                     assert!(open.contains(&id));
-                    stream.holds_up(id, len.into(), len % 2 != 0, Mono(now));
+                    stream.holds_up(id, len.into(), len % 2 != 0, MonoTime(now));
                     out.push('d');
                 }
-                Act::Drop { id } => {
+                StreamAction::Drop { id } => {
                     assert!(open.contains(&id));
                     open.retain(|of| *of != id);
                     out.push('c');
                 }
-                Act::Unknown { id } => {
+                StreamAction::Unknown { id } => {
                     assert!(!open.contains(&id));
                     out.push('u');
                 }
-                Act::Nothing => out.push('n'),
+                StreamAction::Nothing => out.push('n'),
             }
-            while let Some(id) = stream.overdue(Mono(now)) {
+            while let Some(id) = stream.overdue(MonoTime(now)) {
                 open.retain(|of| *of != id);
             }
             assert_eq!(stream.connections(), open.len());
@@ -281,14 +283,14 @@ pub(crate) mod fuzz {
             let server = of_server;
             vec![
                 framed(&[
-                    server(Said::Dial {
+                    server(ServerMessage::Dial {
                         protocol: "tcp".into(),
                         address: "n:10250".into(),
                         random: 7,
                     }),
                     data(1, b"hello".to_vec()),
-                    server(Said::Close { id: 1 }),
-                    server(Said::CancelDial { random: 7 }),
+                    server(ServerMessage::Close { id: 1 }),
+                    server(ServerMessage::CancelDial { random: 7 }),
                 ]),
                 framed(&[drain(), closed(1, "x"), dialled(1, Ok(2))]),
             ]
@@ -301,32 +303,32 @@ pub(super) mod tests {
     use super::*;
 
     /// A packet as a server writes it.
-    pub(in crate::parts::tunnel) fn of_server(said: Said) -> Vec<u8> {
+    pub(in crate::parts::tunnel) fn of_server(said: ServerMessage) -> Vec<u8> {
         let mut packet = match said {
-            Said::Dial {
+            ServerMessage::Dial {
                 protocol,
                 address,
                 random,
-            } => Packet {
+            } => PacketMessage {
                 dial_request: Some(DialRequest {
                     protocol,
                     address,
                     random,
                 }),
-                ..Packet::default()
+                ..PacketMessage::default()
             },
-            Said::CancelDial { random } => Packet {
+            ServerMessage::CancelDial { random } => PacketMessage {
                 kind: kind::CLOSE_DIAL,
                 close_dial: Some(CloseDial { random }),
-                ..Packet::default()
+                ..PacketMessage::default()
             },
-            Said::Close { id } => Packet {
+            ServerMessage::Close { id } => PacketMessage {
                 kind: kind::CLOSE_REQUEST,
                 close_request: Some(CloseRequest { id }),
-                ..Packet::default()
+                ..PacketMessage::default()
             },
-            Said::Data { id, bytes } => return data(id, bytes),
-            Said::Else => return drain(),
+            ServerMessage::Data { id, bytes } => return data(id, bytes),
+            ServerMessage::Else => return drain(),
         };
         encode(&mut packet)
     }
@@ -338,7 +340,7 @@ pub(super) mod tests {
         let dial = b"\x12\x10\x0a\x03tcp\x12\x06n:1025\x18\xff\x01";
         assert_eq!(
             read(dial),
-            Ok(Said::Dial {
+            Ok(ServerMessage::Dial {
                 protocol: "tcp".into(),
                 address: "n:1025".into(),
                 random: 255,
@@ -346,9 +348,9 @@ pub(super) mod tests {
         );
         let id = 0x7fff_ffff_ffff_ffff;
         for said in [
-            Said::CancelDial { random: -1 },
-            Said::Close { id },
-            Said::Data {
+            ServerMessage::CancelDial { random: -1 },
+            ServerMessage::Close { id },
+            ServerMessage::Data {
                 id,
                 bytes: vec![0; 100],
             },
@@ -363,7 +365,7 @@ pub(super) mod tests {
             b"\x08\x04",
             b"\x08\x63\x22\x02\x08\x01",
         ] {
-            assert_eq!(read(other), Ok(Said::Else), "{other:?}");
+            assert_eq!(read(other), Ok(ServerMessage::Else), "{other:?}");
         }
         assert_eq!(read(b"\x12\x7f"), Err(Error::Cut));
     }

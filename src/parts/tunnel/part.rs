@@ -6,18 +6,18 @@ use core::{cell::RefCell, fmt};
 use serde_json::Value;
 
 use super::{
-    Settings, Tunnel,
-    board::Board,
+    NodeTunnel, TunnelSettings,
+    board::TunnelStatus,
     settings::{self, TunnelConfig},
 };
 use crate::{
-    agent::tasks::{Task, boxed},
-    api::{Wall, node::NodeCondition},
-    config::{Config, Invalid, TableKey},
-    kube::store::Store,
+    agent::tasks::{AgentTask, boxed},
+    api::{WallTime, node::NodeCondition},
+    config::{AgentConfig, InvalidField, TableKey},
+    kube::store::CertificateStore,
     logic::{
-        check::Finding,
-        metrics::exposition::Text,
+        check::CheckFinding,
+        metrics::exposition::MetricsText,
         tunnel::{agent_id, health},
     },
     parts::{ConfiguredPart, Part, PartTools},
@@ -41,8 +41,8 @@ impl Part for TunnelPart {
     fn configure(
         &self,
         own: &Value,
-        config: &Config,
-    ) -> Result<Option<Rc<dyn ConfiguredPart>>, Invalid> {
+        config: &AgentConfig,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
         let cfg = settings::resolve(own, config.cluster.is_member(), &config.server)?;
         let with = |cfg| -> Rc<dyn ConfiguredPart> {
             Rc::new(ConfiguredTunnel {
@@ -58,8 +58,8 @@ impl Part for TunnelPart {
 /// A tunnel that is configured, and runs in an agent.
 struct ConfiguredTunnel {
     cfg: TunnelConfig,
-    board: Rc<Board>,
-    running: RefCell<Option<Tunnel>>,
+    board: Rc<TunnelStatus>,
+    running: RefCell<Option<NodeTunnel>>,
 }
 
 impl fmt::Debug for ConfiguredTunnel {
@@ -69,7 +69,7 @@ impl fmt::Debug for ConfiguredTunnel {
 }
 
 impl ConfiguredPart for ConfiguredTunnel {
-    fn start(&self, tools: &PartTools<'_>) -> Vec<Task> {
+    fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
         let (cluster, listen) = (&tools.config.cluster, tools.config.server.listen);
         // Without these there is no configuration of a tunnel.
         let (Some(kubeconfig), Some(listen), Some(serve)) =
@@ -77,20 +77,20 @@ impl ConfiguredPart for ConfiguredTunnel {
         else {
             return Vec::new();
         };
-        let settings = Settings {
+        let settings = TunnelSettings {
             cfg: self.cfg.clone(),
             kubeconfig: kubeconfig.clone(),
-            kept: cluster.renewed_in().map(Store::client),
+            kept: cluster.renewed_in().map(CertificateStore::client),
             agent_id: agent_id(&tools.node.name, &tools.node.identity.boot_id),
             port: listen.port(),
         };
-        let tunnel = Tunnel::start(settings, tools, Rc::clone(serve), Rc::clone(&self.board));
+        let tunnel = NodeTunnel::start(settings, tools, Rc::clone(serve), Rc::clone(&self.board));
         *self.running.borrow_mut() = Some(tunnel);
         // Its lines are tasks of their own, which come and go.
         Vec::new()
     }
 
-    fn stop(&self) -> Task {
+    fn stop(&self) -> AgentTask {
         let tunnel = self.running.take();
         boxed(async move {
             if let Some(tunnel) = tunnel {
@@ -99,7 +99,7 @@ impl ConfiguredPart for ConfiguredTunnel {
         })
     }
 
-    fn conditions(&self, now: Wall) -> Vec<NodeCondition> {
+    fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {
         vec![self.board.condition(now)]
     }
 
@@ -108,13 +108,16 @@ impl ConfiguredPart for ConfiguredTunnel {
         Some((NAME.into(), state))
     }
 
-    fn check(&self, states: Option<&BTreeMap<String, Value>>) -> Option<(&'static str, Finding)> {
+    fn check(
+        &self,
+        states: Option<&BTreeMap<String, Value>>,
+    ) -> Option<(&'static str, CheckFinding)> {
         let state = states.and_then(|states| states.get(NAME));
         let health = state.and_then(|state| serde_json::from_value(state.clone()).ok());
         Some((NAME, health::check(&self.cfg.servers, health.as_ref())))
     }
 
-    fn write_metrics(&self, page: &mut Text) {
+    fn write_metrics(&self, page: &mut MetricsText) {
         health::write_metrics(&self.board.figures(), page);
     }
 }

@@ -9,7 +9,7 @@ use super::part::NAME;
 use crate::{
     config::{
         ServerConfig, TableKey,
-        checks::{Invalid, absolute, invalid},
+        checks::{InvalidField, absolute, invalid},
         key,
     },
     parts::section,
@@ -30,7 +30,7 @@ const PORT: u16 = 8091;
 /// `picolet.tunnel`, as it is written.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Own {
+struct TunnelSection {
     ca: Option<String>,
     servers: Vec<String>,
     token_file: Option<String>,
@@ -53,8 +53,8 @@ pub(super) fn resolve(
     own: &Value,
     is_member: bool,
     server: &ServerConfig,
-) -> Result<Option<TunnelConfig>, Invalid> {
-    let own: Own = section(own, NAME)?;
+) -> Result<Option<TunnelConfig>, InvalidField> {
+    let own: TunnelSection = section(own, NAME)?;
     let field = "picolet.tunnel.servers";
     let file = |field: &str, path: &Option<String>| {
         let path = path.as_deref().filter(|path| !path.is_empty());
@@ -117,7 +117,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::config::{self, Host};
+    use crate::config::{self, HostIdentity};
 
     /// Resolves a tunnel of a node in a cluster.
     fn of(tunnel: Value) -> Result<Option<TunnelConfig>, String> {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     fn with(tunnel: Value, is_member: bool, serves: bool) -> Result<Option<TunnelConfig>, String> {
-        let host = Host {
+        let host = HostIdentity {
             hostname: "node".into(),
         };
         let server = config::defaults(&host).expect("a configuration").server;

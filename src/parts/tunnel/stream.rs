@@ -12,20 +12,22 @@ use core::{
 use smol::future::FutureExt as _;
 
 use super::{
-    Shared,
-    connect::{Failed, Opened},
-    packet::{self, Said},
+    TunnelShared,
+    connect::{OpenedStream, StreamFailure},
+    packet::{self, ServerMessage},
 };
 use crate::{
-    agent::{clock::Alarm, wake::Wake},
-    api::Mono,
-    grpc::client::{Call, Client},
+    agent::{clock::TimerFuture, wake::WakeFlag},
+    api::MonoTime,
+    grpc::client::{ClientCall, GrpcClient},
     logic::tunnel::{
-        Own,
-        line::{Ending, Line, SILENCE, Silence},
-        stream::{Act, Heard, Id, MAX_INWARD_BYTES, Refusal, Stream},
+        OwnServer,
+        line::{SILENCE, SilenceDecision, StreamLossReason, TunnelLine},
+        stream::{
+            ConnectionId, DialRefusal, MAX_INWARD_BYTES, StreamAction, TunnelPacket, TunnelStream,
+        },
     },
-    server::pipe::{Far, pipe},
+    server::pipe::{PipeSourceEnd, pipe},
 };
 
 /// Bytes of a connection in one packet, and those that wait for it.
@@ -36,24 +38,24 @@ const MAX_ANSWERS: usize = 64;
 const TURNS: usize = 16;
 
 /// See the module.
-pub(super) struct Carrying {
-    shared: Rc<Shared>,
-    client: Client,
-    call: Call,
-    _driver: smol::Task<crate::grpc::status::Status>,
+pub(super) struct StreamCarrier {
+    shared: Rc<TunnelShared>,
+    client: GrpcClient,
+    call: ClientCall,
+    _driver: smol::Task<crate::grpc::status::GrpcStatus>,
     /// Identifiers by which the server knows this node.
-    own: Own,
+    own: OwnServer,
     identifiers: String,
-    stream: Stream,
-    ends: Vec<(Id, Far)>,
+    stream: TunnelStream,
+    ends: Vec<(ConnectionId, PipeSourceEnd)>,
     answers: VecDeque<Vec<u8>>,
     /// Bytes that have no room yet: the connection, the bytes, and how many of them have been delivered.
-    held: Option<(Id, Vec<u8>, usize)>,
+    held: Option<(ConnectionId, Vec<u8>, usize)>,
     /// Time of the last question whether the server is there.
-    asked: Option<Mono>,
+    asked: Option<MonoTime>,
     /// Time of the last look at the addresses of the node.
-    looked: Mono,
-    alarm: Option<(Mono, Alarm)>,
+    looked: MonoTime,
+    alarm: Option<(MonoTime, TimerFuture)>,
     /// Set once another stream is to take its place, or none is.
     is_left: bool,
     /// Set once the server was told to dial elsewhere.
@@ -61,15 +63,20 @@ pub(super) struct Carrying {
 }
 
 /// Turn in the life of a stream.
-pub(super) enum Turned {
+pub(super) enum StreamTurn {
     /// The stream is over.
-    Ended(Failed),
+    Ended(StreamFailure),
     /// The stream is left for another one; the connections that it carries go on.
     Leaves(&'static str),
 }
 
-impl Carrying {
-    pub(super) fn new(shared: &Rc<Shared>, opened: Opened, own: Own, identifiers: String) -> Self {
+impl StreamCarrier {
+    pub(super) fn new(
+        shared: &Rc<TunnelShared>,
+        opened: OpenedStream,
+        own: OwnServer,
+        identifiers: String,
+    ) -> Self {
         let streams = &shared.board.streams;
         streams.set(streams.get() + 1);
         Self {
@@ -79,7 +86,7 @@ impl Carrying {
             _driver: opened.driver,
             own,
             identifiers,
-            stream: Stream::default(),
+            stream: TunnelStream::default(),
             ends: Vec::new(),
             answers: VecDeque::new(),
             held: None,
@@ -96,7 +103,11 @@ impl Carrying {
     ///
     /// - `replaced`: this stream is left. Once another has taken its place (then this wakes), or none is to, it carries
     ///   until no connection is left.
-    pub(super) async fn run(&mut self, line: &mut Line, replaced: Option<&Wake>) -> Turned {
+    pub(super) async fn run(
+        &mut self,
+        line: &mut TunnelLine,
+        replaced: Option<&WakeFlag>,
+    ) -> StreamTurn {
         let shared = Rc::clone(&self.shared);
         if let Some(replaced) = replaced {
             self.is_left = true;
@@ -116,7 +127,11 @@ impl Carrying {
     }
 
     /// Carries until the stream turns, or `until` is ready.
-    async fn carry(&mut self, line: &mut Line, until: impl Future<Output = ()>) -> Option<Turned> {
+    async fn carry(
+        &mut self,
+        line: &mut TunnelLine,
+        until: impl Future<Output = ()>,
+    ) -> Option<StreamTurn> {
         let turned = poll_fn(|cx| self.poll(line, cx).map(Some));
         let last = async {
             until.await;
@@ -134,10 +149,10 @@ impl Carrying {
         }
     }
 
-    fn poll(&mut self, line: &mut Line, cx: &mut Context<'_>) -> Poll<Turned> {
+    fn poll(&mut self, line: &mut TunnelLine, cx: &mut Context<'_>) -> Poll<StreamTurn> {
         for _ in 0..TURNS {
             match self.step(cx) {
-                Err(failed) => return Poll::Ready(Turned::Ended(failed)),
+                Err(failed) => return Poll::Ready(StreamTurn::Ended(failed)),
                 Ok(true) => {}
                 Ok(false) => return self.rest(line, cx),
             }
@@ -147,28 +162,28 @@ impl Carrying {
     }
 
     /// Looks at the time, when nothing moves.
-    fn rest(&mut self, line: &mut Line, cx: &mut Context<'_>) -> Poll<Turned> {
+    fn rest(&mut self, line: &mut TunnelLine, cx: &mut Context<'_>) -> Poll<StreamTurn> {
         let is_empty = self.stream.connections() == 0 && self.answers.is_empty();
         let is_done = self.is_leaving && is_empty;
         if is_done && self.call.poll_sent(cx).is_ready() {
-            let all_said = Failed::broken("it was left");
-            return Poll::Ready(Turned::Ended(all_said));
+            let all_said = StreamFailure::broken("it was left");
+            return Poll::Ready(StreamTurn::Ended(all_said));
         }
         if !self.is_left && self.client.is_leaving() {
-            return Poll::Ready(Turned::Leaves("the server goes away"));
+            return Poll::Ready(StreamTurn::Leaves("the server goes away"));
         }
         // Bounded: goes on only when an alarm has rung, and the next is later.
         loop {
             let now = self.shared.clock.now();
             if self.is_other(now) {
                 let why = "the addresses of the node have changed";
-                return Poll::Ready(Turned::Leaves(why));
+                return Poll::Ready(StreamTurn::Leaves(why));
             }
             if self.stream.is_outlived(now) {
-                let failed = Failed::broken("the server dials where it was told not to");
-                return Poll::Ready(Turned::Ended(failed));
+                let failed = StreamFailure::broken("the server dials where it was told not to");
+                return Poll::Ready(StreamTurn::Ended(failed));
             }
-            let heard = Mono(0) + self.client.heard();
+            let heard = MonoTime(0) + self.client.heard();
             // On a slow link the answer may stand behind other data that is sent: that counts, too.
             let has_come = |asked| heard > asked || !self.client.awaits_pong();
             if self.asked.is_some_and(has_come) {
@@ -176,16 +191,16 @@ impl Carrying {
             }
             line.set_metered(self.shared.link_policy.is_metered());
             let silent = match line.silence(heard, self.asked, now) {
-                Silence::Until(due) => due,
-                Silence::Ask => {
+                SilenceDecision::Until(due) => due,
+                SilenceDecision::Ask => {
                     self.client.ping();
                     self.asked = Some(now);
                     continue;
                 }
-                Silence::Dead => {
-                    let ending = Ending::Silent;
+                SilenceDecision::Dead => {
+                    let ending = StreamLossReason::Silent;
                     let why = "the server is silent".into();
-                    return Poll::Ready(Turned::Ended(Failed { ending, why }));
+                    return Poll::Ready(StreamTurn::Ended(StreamFailure { ending, why }));
                 }
             };
             let due = self.stream.due().map_or(silent, |due| due.min(silent));
@@ -208,7 +223,7 @@ impl Carrying {
     }
 
     /// Returns true if servers are to know this node by other addresses. Looks now and then.
-    fn is_other(&mut self, now: Mono) -> bool {
+    fn is_other(&mut self, now: MonoTime) -> bool {
         if self.is_left || now < self.looked + SILENCE {
             return false;
         }
@@ -231,12 +246,12 @@ impl Carrying {
     }
 
     /// Takes one step each way. Returns true if anything moved.
-    fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Failed> {
+    fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, StreamFailure> {
         let inward = self.step_inward(cx)?;
         Ok(self.step_outward(cx) || inward)
     }
 
-    fn step_inward(&mut self, cx: &mut Context<'_>) -> Result<bool, Failed> {
+    fn step_inward(&mut self, cx: &mut Context<'_>) -> Result<bool, StreamFailure> {
         if self.held.is_some() {
             return Ok(self.deliver(cx));
         }
@@ -247,12 +262,13 @@ impl Carrying {
             Poll::Pending => Ok(false),
             Poll::Ready(Ok(Some(message))) => {
                 let said = packet::read(&message);
-                let said = said.map_err(|e| Failed::broken(format!("it sends no packets: {e}")))?;
+                let said =
+                    said.map_err(|e| StreamFailure::broken(format!("it sends no packets: {e}")))?;
                 self.hear(said);
                 Ok(true)
             }
-            Poll::Ready(Ok(None)) => Err(Failed::broken("the server has ended the stream")),
-            Poll::Ready(Err(status)) => Err(Failed::of(&status)),
+            Poll::Ready(Ok(None)) => Err(StreamFailure::broken("the server has ended the stream")),
+            Poll::Ready(Err(status)) => Err(StreamFailure::of(&status)),
         }
     }
 
@@ -280,11 +296,11 @@ impl Carrying {
         is_all || given > 0
     }
 
-    fn hear(&mut self, said: Said) {
+    fn hear(&mut self, said: ServerMessage) {
         let mut bytes = Vec::new();
         let mut target = String::new();
         let heard = match said {
-            Said::Dial {
+            ServerMessage::Dial {
                 protocol,
                 address,
                 random,
@@ -293,58 +309,61 @@ impl Carrying {
                 let own = self.shared.who().map(|(_, own)| own);
                 let is_own = own.map_or(was_own, |own| own.is_meant(&protocol, &address));
                 target = address;
-                Heard::Dial {
+                TunnelPacket::Dial {
                     random,
                     is_own,
                     was_own,
                     is_spent: self.shared.link_policy.is_spent(),
                 }
             }
-            Said::CancelDial { random } => Heard::CancelDial { random },
-            Said::Data { id, bytes: came } => {
+            ServerMessage::CancelDial { random } => TunnelPacket::CancelDial { random },
+            ServerMessage::Data { id, bytes: came } => {
                 bytes = came;
-                Heard::Data { id }
+                TunnelPacket::Data { id }
             }
-            Said::Close { id } => Heard::Close { id },
-            Said::Else => return,
+            ServerMessage::Close { id } => TunnelPacket::Close { id },
+            ServerMessage::Else => return,
         };
         let now = self.shared.clock.now();
         let act = self
             .stream
             .hear(heard, &mut self.shared.ids.borrow_mut(), now);
         match (act, heard) {
-            (Act::Nothing, _) => {}
-            (Act::Open { id, random }, _) => {
+            (StreamAction::Nothing, _) => {}
+            (StreamAction::Open { id, random }, _) => {
                 let (near, far) = pipe(MAX_INWARD_BYTES, DATA_BYTES);
                 self.ends.push((id, far));
                 (self.shared.ends.serve)(near);
                 self.shared.board.note(|figures| figures.opened += 1);
                 self.answers.push_back(packet::dialled(random, Ok(id)));
             }
-            (Act::Refuse { random, why }, _) => {
+            (StreamAction::Refuse { random, why }, _) => {
                 match why {
-                    Refusal::Misrouted => self.shared.misrouted(&target),
-                    Refusal::Moved | Refusal::Leaving | Refusal::TooMany | Refusal::Spent => {
+                    DialRefusal::Misrouted => self.shared.misrouted(&target),
+                    DialRefusal::Moved
+                    | DialRefusal::Leaving
+                    | DialRefusal::TooMany
+                    | DialRefusal::Spent => {
                         self.shared.board.note(|figures| figures.refused += 1);
                     }
                 }
                 let answer = packet::dialled(random, Err(why.text()));
                 self.answers.push_back(answer);
             }
-            (Act::Deliver, Heard::Data { id }) => self.held = Some((id, bytes, 0)),
-            (Act::Deliver, _) => {}
-            (Act::Drop { id }, _) => {
+            (StreamAction::Deliver, TunnelPacket::Data { id }) => self.held = Some((id, bytes, 0)),
+            (StreamAction::Deliver, _) => {}
+            (StreamAction::Drop { id }, _) => {
                 self.drop_end(id);
                 self.answers.push_back(packet::closed(id, ""));
             }
-            (Act::Unknown { id }, _) => {
+            (StreamAction::Unknown { id }, _) => {
                 self.answers
                     .push_back(packet::closed(id, "there is no such connection"));
             }
         }
     }
 
-    fn drop_end(&mut self, id: Id) {
+    fn drop_end(&mut self, id: ConnectionId) {
         self.ends.retain(|(of, _)| *of != id);
         if self.ends.is_empty() {
             self.ends = Vec::new();
@@ -393,7 +412,7 @@ impl Carrying {
     }
 }
 
-impl Drop for Carrying {
+impl Drop for StreamCarrier {
     fn drop(&mut self) {
         let streams = &self.shared.board.streams;
         streams.set(streams.get() - 1);

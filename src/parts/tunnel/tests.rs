@@ -14,23 +14,23 @@ use smol::{
 };
 
 use super::{
-    packet::{MAX_MESSAGE_BYTES, Said, tests::of_server},
+    packet::{MAX_MESSAGE_BYTES, ServerMessage, tests::of_server},
     *,
 };
 use crate::{
     agent::{
-        clock::Ticks,
+        clock::GrpcClock,
         link_policy::FreeLink,
         tests::world::{Hands, NODE, Template, TestClock},
     },
-    api::{self, Mono, node::NodeAddress},
+    api::{self, MonoTime, node::NodeAddress},
     grpc::{
-        Time,
-        client::{Options, connect},
-        server::{Answering, Exchange, Handler, serve},
+        ConnectionClock,
+        client::{CallOptions, connect},
+        server::{CallFuture, CallHandler, ServerCall, serve},
     },
     image::testing::Scratch,
-    logic::tunnel::stream::{MAX_REPLACED, Refusal},
+    logic::tunnel::stream::{DialRefusal, MAX_REPLACED},
 };
 
 const PORT: u16 = 10250;
@@ -123,12 +123,12 @@ struct Server {
 }
 
 impl Server {
-    fn say(&self, said: Said) {
+    fn say(&self, said: ServerMessage) {
         self.says.try_send(of_server(said)).expect("it listens");
     }
 
     fn dial(&self, random: i64, host: &str) {
-        self.say(Said::Dial {
+        self.say(ServerMessage::Dial {
             protocol: "tcp".into(),
             address: format!("{host}:{PORT}"),
             random,
@@ -138,12 +138,12 @@ impl Server {
 
 /// State that all streams of a node share.
 struct World {
-    shared: Rc<Shared>,
+    shared: Rc<TunnelShared>,
     hands: Rc<Hands>,
     /// Connections that the server of the node was given.
-    near: Rc<RefCell<Vec<Near>>>,
+    near: Rc<RefCell<Vec<PipeServerEnd>>>,
     /// Opened streams that lines find when they dial, one after the other.
-    offers: Rc<RefCell<VecDeque<Opened>>>,
+    offers: Rc<RefCell<VecDeque<OpenedStream>>>,
     _scratch: Scratch,
 }
 
@@ -151,15 +151,15 @@ impl World {
     fn new() -> Self {
         let scratch = Scratch::new();
         let hands = Rc::new(Hands::default());
-        hands.set(Mono(1000));
+        hands.set(MonoTime(1000));
         let template = Template::new(&scratch.join(""), &[]);
         let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
         let near = Rc::new(RefCell::new(Vec::new()));
         let taken = Rc::clone(&near);
         let offers = Rc::new(RefCell::new(VecDeque::new()));
         let found = Rc::clone(&offers);
-        let shared = Rc::new(Shared {
-            settings: Settings {
+        let shared = Rc::new(TunnelShared {
+            settings: TunnelSettings {
                 cfg: TunnelConfig {
                     servers: vec![("server".into(), 8091)],
                     ca: None,
@@ -170,14 +170,16 @@ impl World {
                 agent_id: "node-boot".into(),
                 port: PORT,
             },
-            ends: Ends {
+            ends: TunnelEnds {
                 open: Box::new(move |_, _, _| {
                     let next = found.borrow_mut().pop_front();
-                    Box::pin(async move { next.ok_or_else(|| Failed::broken("nobody is there")) })
+                    Box::pin(
+                        async move { next.ok_or_else(|| StreamFailure::broken("nobody is there")) },
+                    )
                 }),
                 serve: Box::new(move |near| taken.borrow_mut().push(near)),
             },
-            recorder: Rc::new(Recorder::new(Rc::clone(&clock), NODE.into())),
+            recorder: Rc::new(EventRecorder::new(Rc::clone(&clock), NODE.into())),
             complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
             clock,
             disk: Lane::inline(),
@@ -185,7 +187,7 @@ impl World {
             node: template.node(),
             executor: Rc::new(LocalExecutor::new()),
             board: Rc::default(),
-            ids: RefCell::new(Ids::new(0)),
+            ids: RefCell::new(ConnectionIds::new(0)),
             servers: RefCell::default(),
             lines: Cell::new(0),
             is_stopping: Cell::new(false),
@@ -248,21 +250,21 @@ impl World {
     }
 
     /// A stream to a server.
-    fn open(&self) -> (Carrying, Server) {
+    fn open(&self) -> (StreamCarrier, Server) {
         let (opened, server) = self.opened("one", 1);
         let (identifiers, own) = self.shared.who().expect("addresses");
-        let carrying = Carrying::new(&self.shared, opened, own, identifiers);
+        let carrying = StreamCarrier::new(&self.shared, opened, own, identifiers);
         (carrying, server)
     }
 
-    fn opened(&self, name: &str, count: usize) -> (Opened, Server) {
+    fn opened(&self, name: &str, count: usize) -> (OpenedStream, Server) {
         let (says, said) = channel::unbounded::<Vec<u8>>();
         let server = Server {
             says,
             heard: Rc::default(),
         };
         let heard = Rc::clone(&server.heard);
-        let handler: Handler = Rc::new(move |mut exchange: Exchange| -> Answering {
+        let handler: CallHandler = Rc::new(move |mut exchange: ServerCall| -> CallFuture {
             let (said, heard) = (said.clone(), Rc::clone(&heard));
             Box::pin(async move {
                 loop {
@@ -279,16 +281,16 @@ impl World {
             })
         });
         let (ours, theirs) = ends();
-        let time: Rc<dyn Time> = Rc::new(Ticks(Rc::clone(&self.shared.clock)));
+        let time: Rc<dyn ConnectionClock> = Rc::new(GrpcClock(Rc::clone(&self.shared.clock)));
         let (client, driver) = connect(ours, "server", Rc::clone(&time));
         let executor = &self.shared.executor;
         let driver = executor.spawn(driver);
         executor.spawn(serve(theirs, handler, time)).detach();
-        let options = Options::default();
+        let options = CallOptions::default();
         let call = self.wait(client.call("/AgentService/Connect", &options));
         let mut call = call.expect("a call");
         call.settle(MAX_MESSAGE_BYTES);
-        let opened = Opened {
+        let opened = OpenedStream {
             client,
             call,
             driver,
@@ -307,17 +309,17 @@ impl World {
     /// Carries. The returned cell gets the reason of the end.
     fn run(
         &self,
-        mut carrying: Carrying,
-        replaced: Option<&Rc<Wake>>,
+        mut carrying: StreamCarrier,
+        replaced: Option<&Rc<WakeFlag>>,
     ) -> Rc<RefCell<Option<String>>> {
         let why = Rc::new(RefCell::new(None));
         let (told, replaced) = (Rc::clone(&why), replaced.cloned());
         let task = async move {
-            let mut line = Line::default();
+            let mut line = TunnelLine::default();
             let turned = carrying.run(&mut line, replaced.as_deref()).await;
             *told.borrow_mut() = Some(match turned {
-                Turned::Ended(failed) => failed.why,
-                Turned::Leaves(why) => why.to_owned(),
+                StreamTurn::Ended(failed) => failed.why,
+                StreamTurn::Leaves(why) => why.to_owned(),
             });
         };
         self.shared.executor.spawn(task).detach();
@@ -331,7 +333,7 @@ impl World {
     }
 
     /// Reads the bytes that came for a connection, at most `most`; `None`: none yet.
-    fn read(&self, near: &mut Near, most: usize) -> Option<Vec<u8>> {
+    fn read(&self, near: &mut PipeServerEnd, most: usize) -> Option<Vec<u8>> {
         self.settle();
         let mut piece = vec![0; most];
         let read = block_on(poll_once(near.read(&mut piece)));
@@ -351,7 +353,7 @@ fn a_stream_that_is_replaced_takes_dials_until_the_agent_ends() {
     // TUN-11 TUN-14
     let world = World::new();
     let (carrying, server) = world.open();
-    let replaced = Rc::new(Wake::default());
+    let replaced = Rc::new(WakeFlag::default());
     let ended = world.run(carrying, Some(&replaced));
     server.dial(1, NODE);
     assert_eq!(world.heard(&server), [packet::dialled(1, Ok(1))]);
@@ -363,12 +365,12 @@ fn a_stream_that_is_replaced_takes_dials_until_the_agent_ends() {
     world.stop();
     assert_eq!(world.heard(&server), Vec::<Vec<u8>>::new());
     server.dial(3, NODE);
-    let refused = packet::dialled(3, Err(Refusal::Leaving.text()));
+    let refused = packet::dialled(3, Err(DialRefusal::Leaving.text()));
     assert_eq!(world.heard(&server), [refused]);
-    server.say(Said::Close { id: 1 });
+    server.say(ServerMessage::Close { id: 1 });
     assert_eq!(world.heard(&server), [packet::closed(1, "")]);
     assert_eq!(*ended.borrow(), None);
-    server.say(Said::Close { id: 2 });
+    server.say(ServerMessage::Close { id: 2 });
     assert_eq!(world.heard(&server), [packet::closed(2, "")]);
     assert_eq!(ended.borrow().as_deref(), Some("it was left"));
     assert_eq!(world.shared.board.streams.get(), 0);
@@ -379,7 +381,7 @@ fn a_stream_that_is_replaced_ends_in_the_end() {
     // TUN-11
     let world = World::new();
     let (carrying, server) = world.open();
-    let replaced = Rc::new(Wake::default());
+    let replaced = Rc::new(WakeFlag::default());
     let ended = world.run(carrying, Some(&replaced));
     world.advance(2 * MAX_REPLACED);
     assert_eq!(*ended.borrow(), None, "the other is not there yet");
@@ -414,10 +416,10 @@ fn dials_for_an_address_that_the_node_had() {
     let ended = world.run(carrying, None);
     world.moves_to("192.0.2.8");
     for (random, host, answer) in [
-        (1, "192.0.2.7", Err(Refusal::Moved.text())),
+        (1, "192.0.2.7", Err(DialRefusal::Moved.text())),
         (2, "192.0.2.8", Ok(1)),
         (3, NODE, Ok(2)),
-        (4, "192.0.2.9", Err(Refusal::Misrouted.text())),
+        (4, "192.0.2.9", Err(DialRefusal::Misrouted.text())),
     ] {
         server.dial(random, host);
         let answer = packet::dialled(random, answer);
@@ -441,13 +443,13 @@ fn who_reads_a_little_now_and_then_is_closed() {
     let dialled = [1, 2].map(|n| packet::dialled(n, Ok(n)));
     assert_eq!(world.heard(&server), dialled);
     let taken = world.near.take();
-    let [mut slow, mut other]: [Near; 2] = taken.try_into().ok().expect("two connections");
+    let [mut slow, mut other]: [PipeServerEnd; 2] = taken.try_into().ok().expect("two connections");
     for _ in 0..12 {
         let bytes = vec![0; 16 * KIB];
-        server.say(Said::Data { id: 1, bytes });
+        server.say(ServerMessage::Data { id: 1, bytes });
     }
     let bytes = b"hello".to_vec();
-    server.say(Said::Data { id: 2, bytes });
+    server.say(ServerMessage::Data { id: 2, bytes });
     let mut seconds = 0;
     let came = loop {
         if let Some(came) = world.read(&mut other, KIB) {
@@ -472,7 +474,7 @@ fn what_is_carried_is_waited_for() {
     let world = World::new();
     let (carrying, server) = world.open();
     let executor = &world.shared.executor;
-    let mut old = Old::begin(Box::new(carrying), Line::default(), executor);
+    let mut old = ReplacedStream::begin(Box::new(carrying), TunnelLine::default(), executor);
     server.dial(1, NODE);
     assert_eq!(world.heard(&server), [packet::dialled(1, Ok(1))]);
     let mut ended = pin!(old.ended());
@@ -482,7 +484,7 @@ fn what_is_carried_is_waited_for() {
     world.stop();
     world.settle();
     assert!(!has_ended());
-    server.say(Said::Close { id: 1 });
+    server.say(ServerMessage::Close { id: 1 });
     assert_eq!(world.heard(&server), [packet::closed(1, "")]);
     assert!(has_ended());
 }
@@ -505,7 +507,7 @@ fn the_end_waits_for_a_stream_that_was_replaced() {
     world.stop();
     assert_eq!(world.heard(&second), [packet::drain()]);
     assert_eq!(world.up(), (1, 1));
-    first.say(Said::Close { id: 1 });
+    first.say(ServerMessage::Close { id: 1 });
     assert_eq!(world.heard(&first), [packet::closed(1, "")]);
     assert_eq!(world.up(), (0, 0));
 }
@@ -534,7 +536,7 @@ fn a_line_that_is_not_wanted_any_more_carries_on() {
     again.dial(2, NODE);
     assert_eq!(world.heard(&again), [packet::dialled(2, Ok(2))]);
     assert_eq!(world.up(), (3, 0b11));
-    two.say(Said::Close { id: 1 });
+    two.say(ServerMessage::Close { id: 1 });
     assert_eq!(world.heard(&two), [packet::closed(1, "")]);
     assert_eq!(world.up(), (2, 0b11));
 }
@@ -554,7 +556,7 @@ fn a_line_that_is_not_wanted_any_more_ends_with_what_it_carries() {
     world.moves_to("192.0.2.8");
     world.advance(MINUTE);
     assert_eq!(world.up(), (2, 0b11));
-    two.say(Said::Close { id: 1 });
+    two.say(ServerMessage::Close { id: 1 });
     assert_eq!(world.up(), (1, 0b01));
 }
 

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use crate::image::Digest;
-use crate::image::pull::{Artifact, ArtifactError, Files};
+use crate::image::pull::{ArtifactError, ArtifactFiles, ArtifactReader};
 use crate::net::{Url, UrlError};
-use crate::source::http::{self, Client, HttpError, Place, text};
+use crate::source::http::{self, DocumentClient, DocumentLocation, HttpError, text};
 use crate::sys::file;
 
 /// Name of the channel file in a directory. Its signature has the same name with `.sig` behind it.
@@ -31,25 +31,25 @@ const PIECE_BYTES: usize = 16 * 1024;
 
 /// Place where releases are offered.
 #[derive(Debug)]
-pub struct Channel(At);
+pub struct ReleaseChannel(ChannelLocation);
 
 #[derive(Debug)]
-enum At {
+enum ChannelLocation {
     Dir(PathBuf),
-    Server(Box<Client>),
-    Registry(Box<InRegistry>),
+    Server(Box<DocumentClient>),
+    Registry(Box<RegistryChannel>),
 }
 
 /// Files of an artefact, as they were when the channel file was read.
 #[derive(Debug)]
-struct InRegistry {
-    artifact: Artifact,
+struct RegistryChannel {
+    artifact: ArtifactReader,
     /// The channel file of this kind of board.
     own: String,
-    files: Files,
+    files: ArtifactFiles,
 }
 
-impl InRegistry {
+impl RegistryChannel {
     fn small(&self, name: &str) -> Result<Vec<u8>, ChannelError> {
         let file = self.file(name)?;
         if file.1 > MAX_CHANNEL_BYTES as u64 {
@@ -117,46 +117,48 @@ fn at<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> Channel
     move |e| ChannelError::File(action, path.into(), e)
 }
 
-impl Channel {
+impl ReleaseChannel {
     /// Makes a channel in a directory of this machine.
     #[must_use]
     pub const fn in_dir(dir: PathBuf) -> Self {
-        Self(At::Dir(dir))
+        Self(ChannelLocation::Dir(dir))
     }
 
     /// Makes a channel whose file is at a URL.
     #[must_use]
-    pub fn at(place: Place) -> Self {
-        Self(At::Server(Box::new(Client::new(place))))
+    pub fn at(place: DocumentLocation) -> Self {
+        Self(ChannelLocation::Server(Box::new(DocumentClient::new(
+            place,
+        ))))
     }
 
     /// Makes a channel in an artefact of a registry, of type [`ARTIFACT`]. It may hold the channels of several kinds of
     /// boards: `channel-BOARD.json` comes before `channel.json`.
     #[must_use]
-    pub fn in_registry(artifact: Artifact, board: &str) -> Self {
-        Self(At::Registry(Box::new(InRegistry {
+    pub fn in_registry(artifact: ArtifactReader, board: &str) -> Self {
+        Self(ChannelLocation::Registry(Box::new(RegistryChannel {
             artifact,
             own: format!("channel-{board}.json"),
-            files: Files::new(),
+            files: ArtifactFiles::new(),
         })))
     }
 
     /// Reads the channel file and its signature.
     pub fn read(&mut self) -> Result<(Vec<u8>, Vec<u8>), ChannelError> {
         match &mut self.0 {
-            At::Dir(dir) => {
+            ChannelLocation::Dir(dir) => {
                 let path = dir.join(CHANNEL);
                 let signature = dir.join(format!("{CHANNEL}.sig"));
                 Ok((small_file(&path)?, small_file(&signature)?))
             }
-            At::Server(client) => {
+            ChannelLocation::Server(client) => {
                 let url = client.url().clone();
                 let (path, query) = url.path.split_once('?').unwrap_or((&url.path, ""));
                 let mark = if query.is_empty() { "" } else { "?" };
                 let signature = url.with_path(format!("{path}.sig{mark}{query}"));
                 Ok((small(client, &url)?, small(client, &signature)?))
             }
-            At::Registry(there) => {
+            ChannelLocation::Registry(there) => {
                 there.files = there.artifact.files()?;
                 let own = there.files.contains_key(&there.own);
                 let name = if own { &there.own } else { CHANNEL };
@@ -176,18 +178,18 @@ impl Channel {
         part: &Path,
     ) -> Result<bool, ChannelError> {
         match &mut self.0 {
-            At::Dir(dir) => {
+            ChannelLocation::Dir(dir) => {
                 if location.is_empty() || location.starts_with('.') || location.contains('/') {
                     return Err(ChannelError::Name(location.to_owned()));
                 }
                 copy(&dir.join(location), size, part)
             }
-            At::Server(client) => {
+            ChannelLocation::Server(client) => {
                 let from = client.url().join(location);
                 let from = from.map_err(|e| ChannelError::Location(location.to_owned(), e))?;
                 grow(client, &from, size, part)
             }
-            At::Registry(there) => {
+            ChannelLocation::Registry(there) => {
                 let file = there.file(location)?;
                 if file.1 != size || file.0.hex() != sum {
                     return Err(ChannelError::Other(location.to_owned(), file.0, file.1));
@@ -207,7 +209,7 @@ fn small_file(path: &Path) -> Result<Vec<u8>, ChannelError> {
     bytes.ok_or_else(|| ChannelError::TooLarge(path.display().to_string()))
 }
 
-fn small(client: &mut Client, url: &Url) -> Result<Vec<u8>, ChannelError> {
+fn small(client: &mut DocumentClient, url: &Url) -> Result<Vec<u8>, ChannelError> {
     let failed = |e: HttpError| ChannelError::Server(url.shown(), e.to_string());
     let answer = client.open(url, &[], http::WHOLE_TIMEOUT).map_err(failed)?;
     let status = answer.status().as_u16();
@@ -273,7 +275,12 @@ fn copy(from: &Path, size: u64, part: &Path) -> Result<bool, ChannelError> {
 }
 
 /// Asks for the missing bytes until all are there, as long as each answer brings some.
-fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<bool, ChannelError> {
+fn grow(
+    client: &mut DocumentClient,
+    url: &Url,
+    size: u64,
+    part: &Path,
+) -> Result<bool, ChannelError> {
     let (mut out, mut length) = open(part, size)?;
     let mut in_pieces = length > 0;
     let mut last = None;
@@ -298,7 +305,7 @@ fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<bool, 
 
 /// Reads one answer, as far as it goes. Returns the error that ended it, if the server or the link is at fault.
 fn more(
-    client: &mut Client,
+    client: &mut DocumentClient,
     url: &Url,
     size: u64,
     out: &mut File,

@@ -12,33 +12,33 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Updates,
-    channel::{ARTIFACT, Channel, ChannelError},
-    release::{self, Proof},
-    running::Running,
+    ConfiguredUpdates,
+    channel::{ARTIFACT, ChannelError, ReleaseChannel},
+    release::{self, ReleaseProof},
+    running::RunningAgent,
     settings::{UpdateConfig, UpdateSource},
-    switch::{self, Places},
-    upgrade::{Asked, NotTaken, busy, failed, must_be_root, prepare},
+    switch::{self, ProgramPaths},
+    upgrade::{TakeoverFailure, UpgradeOptions, busy, failed, must_be_root, prepare},
 };
 use crate::{
     agent::images::settings as pull_settings,
-    api::Wall,
+    api::WallTime,
     cli::{
         CliError,
-        args::{Word, Words, unexpected},
-        client::Client,
+        args::{CliWord, CliWords, unexpected},
+        client::AgentClient,
         health, print, proxies,
     },
-    config::Config,
+    config::AgentConfig,
     error::chain,
-    image::pull::Artifact,
+    image::pull::ArtifactReader,
     logic::update::{
-        self, EXPIRED, LATER, MAX_MEMORY_BYTES, Memory, Now, Offer, OnItsWay, Trying, Verdict,
-        upgrade::PATIENCE_S,
+        self, EXPIRED, LATER, MAX_MEMORY_BYTES, OfferVerdict, PodTransition, UpdateAttempt,
+        UpdateCircumstances, UpdateMemory, UpdateOffer, upgrade::PATIENCE_S,
     },
     net::meter,
     parts,
-    source::{Place, WHOLE_TIMEOUT},
+    source::{DocumentLocation, WHOLE_TIMEOUT},
     sys::{clock, file, on_term},
 };
 
@@ -53,7 +53,7 @@ const MAX_LAST_BYTES: u64 = 2048;
 
 /// Caller of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum UpdateRequester {
     /// The agent: an update only if it may be now.
     Agent,
     /// An operator who wants it now.
@@ -63,30 +63,30 @@ enum Who {
     },
 }
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
     let (mut status, mut now, mut look, mut force, mut quiet) = (false, false, false, false, false);
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("status") => status = words.switch()?,
-            Word::Flag("now") => now = words.switch()?,
-            Word::Flag("look") => look = words.switch()?,
-            Word::Flag("force") => force = words.switch()?,
-            Word::Flag("quiet") => quiet = words.switch()?,
+            CliWord::Flag("status") => status = words.switch()?,
+            CliWord::Flag("now") => now = words.switch()?,
+            CliWord::Flag("look") => look = words.switch()?,
+            CliWord::Flag("force") => force = words.switch()?,
+            CliWord::Flag("quiet") => quiet = words.switch()?,
             other => return Err(unexpected(other)),
         }
     }
     must_be_root()?;
     let who = match (status, now, look) {
         (_, false, false) if !force => None,
-        (false, true, false) => Some(Who::Operator { force }),
-        (false, false, true) if !force => Some(Who::Agent),
+        (false, true, false) => Some(UpdateRequester::Operator { force }),
+        (false, false, true) if !force => Some(UpdateRequester::Agent),
         _ => {
             return Err(CliError::new(
                 "expected one of --status, --now [--force] and --look",
             ));
         }
     };
-    let visit = Visit::new(words.client());
+    let visit = ChannelVisit::new(words.client());
     let Some(who) = who else {
         return visit?.show();
     };
@@ -101,7 +101,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Makes the error of a look without an update. A failure that may pass has to be made up for.
-fn told(e: NotTaken) -> CliError {
+fn told(e: TakeoverFailure) -> CliError {
     if e.lasts {
         return e.why;
     }
@@ -111,35 +111,38 @@ fn told(e: NotTaken) -> CliError {
     }
 }
 
-fn refused(why: impl fmt::Display) -> NotTaken {
-    NotTaken::lasting(format!("update refused: {why}"))
+fn refused(why: impl fmt::Display) -> TakeoverFailure {
+    TakeoverFailure::lasting(format!("update refused: {why}"))
 }
 
-fn later(why: impl fmt::Display) -> NotTaken {
+fn later(why: impl fmt::Display) -> TakeoverFailure {
     CliError::new(why.to_string()).into()
 }
 
 /// State of a look at the channel of the agent that runs.
-struct Visit {
-    client: Client,
-    config: Config,
+struct ChannelVisit {
+    client: AgentClient,
+    config: AgentConfig,
     update: UpdateConfig,
-    places: Places,
+    places: ProgramPaths,
     /// Name of the node.
     node: String,
 }
 
-impl Visit {
-    fn new(client: Client) -> Result<Self, NotTaken> {
-        let running = Running::find(&client)?;
+impl ChannelVisit {
+    fn new(client: AgentClient) -> Result<Self, TakeoverFailure> {
+        let running = RunningAgent::find(&client)?;
         let config = running.config()?;
-        let update = parts::find(&config).and_then(|updates: &Updates| updates.config.clone());
+        let update =
+            parts::find(&config).and_then(|updates: &ConfiguredUpdates| updates.config.clone());
         let update = update.ok_or_else(|| {
-            NotTaken::lasting("this node does not look for updates: set picolet.update.source")
+            TakeoverFailure::lasting(
+                "this node does not look for updates: set picolet.update.source",
+            )
         })?;
         let node = client.json("GET", "/node")?;
         Ok(Self {
-            places: Places::of(&running.program),
+            places: ProgramPaths::of(&running.program),
             node: (node["metadata"]["name"].as_str().unwrap_or("")).to_owned(),
             client,
             config,
@@ -164,7 +167,7 @@ impl Visit {
         self.config.dirs.root.join(DIR)
     }
 
-    fn look(&self, who: Who, quiet: bool) -> Result<String, NotTaken> {
+    fn look(&self, who: UpdateRequester, quiet: bool) -> Result<String, TakeoverFailure> {
         if switch::read_trial(&self.places)?.is_some() {
             return Err(busy(&self.places).into());
         }
@@ -186,7 +189,7 @@ impl Visit {
         self.may_begin(who)?;
         let mut channel = self.channel()?;
         let offer = self.offer(&mut channel)?;
-        let force = who == Who::Operator { force: true };
+        let force = who == UpdateRequester::Operator { force: true };
         if !force {
             self.refuse_expired(&offer)?;
         }
@@ -195,29 +198,30 @@ impl Visit {
             None => ", and the channel file does not say when it expires",
         };
         let installed = release::sum(&self.places.program)?;
-        let node = update::Node {
+        let node = update::UpdatingNode {
             name: &self.node,
             arch: BOARD,
             memory: &memory,
             installed: &installed,
         };
         let serial = offer.serial;
-        match update::judge(&offer, node, who != Who::Agent, force) {
-            Verdict::Take => {}
-            Verdict::Have => return Ok(format!("serial {serial} is installed{endless}")),
-            Verdict::NotInShare => {
+        match update::judge(&offer, node, who != UpdateRequester::Agent, force) {
+            OfferVerdict::Take => {}
+            OfferVerdict::Have => return Ok(format!("serial {serial} is installed{endless}")),
+            OfferVerdict::NotInShare => {
                 return Ok(format!(
                     "serial {serial} is for others first: its share is {} %{endless}",
                     offer.share
                 ));
             }
-            Verdict::Refuse(why) => return Err(refused(why)),
+            OfferVerdict::Refuse(why) => return Err(refused(why)),
         }
-        let of_serial = |e: NotTaken| refused(format_args!("serial {serial}: {}", e.why.bare()));
+        let of_serial =
+            |e: TakeoverFailure| refused(format_args!("serial {serial}: {}", e.why.bare()));
         release::may_stage(&self.places).map_err(of_serial)?;
         let part = self.fetch(&mut channel, &offer)?;
-        let asked = Asked {
-            proof: Proof::Offered {
+        let asked = UpgradeOptions {
+            proof: ReleaseProof::Offered {
                 sum: offer.sha256.clone(),
                 base: offer.base(),
             },
@@ -226,7 +230,7 @@ impl Visit {
             force,
             quiet,
         };
-        let staged = prepare(Running::find(&self.client)?, &asked, &part);
+        let staged = prepare(RunningAgent::find(&self.client)?, &asked, &part);
         let staged = staged.map_err(|e| {
             if !release::sum(&part).is_ok_and(|sum| sum == offer.sha256) {
                 // The tarball is damaged.
@@ -252,7 +256,7 @@ impl Visit {
         // The download may have taken long.
         self.may_begin(who)?;
         let sum = staged.sum.clone();
-        memory.trying = Some(Trying { serial, sum });
+        memory.trying = Some(UpdateAttempt { serial, sum });
         self.keep(&memory)?;
         // The program is staged by now. If this look fails, the next one fetches the tarball again.
         let _ = fs::remove_file(&part);
@@ -268,8 +272,8 @@ impl Visit {
     }
 
     /// Checks that an update may begin now, as far as that matters to the caller.
-    fn may_begin(&self, who: Who) -> Result<(), NotTaken> {
-        if who != Who::Agent {
+    fn may_begin(&self, who: UpdateRequester) -> Result<(), TakeoverFailure> {
+        if who != UpdateRequester::Agent {
             return Ok(());
         }
         let health = health::look(&self.client)?;
@@ -288,7 +292,7 @@ impl Visit {
         let wall = clock::wall();
         let pods = ask("/pods")?;
         let pods = pods["items"].as_array().into_iter().flatten();
-        let now = Now {
+        let now = UpdateCircumstances {
             wall,
             trusted: clock::synchronized() == Some(true),
             // The configuration may have changed since the agent has read it.
@@ -301,7 +305,7 @@ impl Visit {
     }
 
     /// Refuses a channel file whose time has passed. Whoever shows an old one for ever keeps the nodes as they are.
-    fn refuse_expired(&self, offer: &Offer) -> Result<(), NotTaken> {
+    fn refuse_expired(&self, offer: &UpdateOffer) -> Result<(), TakeoverFailure> {
         let trusted = self.update.schedule.trusts_clock || clock::synchronized() == Some(true);
         let Some(at) = offer.expired(clock::wall(), trusted) else {
             return Ok(());
@@ -313,10 +317,10 @@ impl Visit {
         Err(e)
     }
 
-    fn channel(&self) -> Result<Channel, NotTaken> {
+    fn channel(&self) -> Result<ReleaseChannel, TakeoverFailure> {
         Ok(match &self.update.source {
-            UpdateSource::Dir(dir) => Channel::in_dir(dir.clone()),
-            UpdateSource::Url(url) => Channel::at(Place {
+            UpdateSource::Dir(dir) => ReleaseChannel::in_dir(dir.clone()),
+            UpdateSource::Url(url) => ReleaseChannel::at(DocumentLocation {
                 url: url.clone(),
                 headers: Vec::new(),
                 ca: self.update.ca.clone(),
@@ -326,25 +330,29 @@ impl Visit {
             UpdateSource::Registry(reference) => {
                 let settings = pull_settings(&self.config.images, &self.config.dirs, proxies());
                 let settings = settings.map_err(|e| refused(chain(&e)))?;
-                let artifact = Artifact::new(settings, reference.clone(), ARTIFACT);
-                Channel::in_registry(artifact, BOARD)
+                let artifact = ArtifactReader::new(settings, reference.clone(), ARTIFACT);
+                ReleaseChannel::in_registry(artifact, BOARD)
             }
         })
     }
 
     /// Reads the channel's offer. Its signature has to be one of the configured keys'.
-    fn offer(&self, channel: &mut Channel) -> Result<Offer, NotTaken> {
+    fn offer(&self, channel: &mut ReleaseChannel) -> Result<UpdateOffer, TakeoverFailure> {
         let (bytes, signature) = channel.read().map_err(|e| of_channel(&e))?;
         if !release::is_signed(&bytes, &signature, &self.update.keys) {
             return Err(refused(
                 "the channel file is not signed by a key of picolet.update.keys",
             ));
         }
-        Offer::parse(&bytes).map_err(|e| refused(format_args!("the channel file: {e}")))
+        UpdateOffer::parse(&bytes).map_err(|e| refused(format_args!("the channel file: {e}")))
     }
 
     /// Fetches the tarball into a directory that only root can write. Returns its file.
-    fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<PathBuf, NotTaken> {
+    fn fetch(
+        &self,
+        channel: &mut ReleaseChannel,
+        offer: &UpdateOffer,
+    ) -> Result<PathBuf, TakeoverFailure> {
         let dir = self.dir();
         let part = dir.join(format!("{}.part", offer.sha256));
         // Removes parts of tarballs that are not offered any more.
@@ -381,7 +389,7 @@ impl Visit {
         self.dir().join("memory")
     }
 
-    fn memory(&self) -> Result<Memory, CliError> {
+    fn memory(&self) -> Result<UpdateMemory, CliError> {
         let path = self.memory_path();
         let text = bounded(&path, MAX_MEMORY_BYTES).map_err(|e| failed("read", &path, &e))?;
         text.parse()
@@ -389,7 +397,7 @@ impl Visit {
     }
 
     /// Reads the memory of updates. If an update was begun, its end is added, but not written down.
-    fn settled(&self) -> Result<Memory, CliError> {
+    fn settled(&self) -> Result<UpdateMemory, CliError> {
         let mut memory = self.memory()?;
         if let Some(trying) = &memory.trying
             && switch::read_trial(&self.places)?.is_none()
@@ -400,7 +408,7 @@ impl Visit {
         Ok(memory)
     }
 
-    fn keep(&self, memory: &Memory) -> Result<(), CliError> {
+    fn keep(&self, memory: &UpdateMemory) -> Result<(), CliError> {
         let path = self.memory_path();
         let text = memory.to_string();
         file::write_atomic(&path, text.as_bytes(), 0o600, true)
@@ -427,7 +435,7 @@ impl Visit {
             UpdateSource::Dir(dir) => dir.display().to_string(),
         };
         let next = schedule.next_moment(&self.node, clock::wall());
-        let next = next.map_or_else(|| "never".into(), |at| Wall::from_secs(at).to_string());
+        let next = next.map_or_else(|| "never".into(), |at| WallTime::from_secs(at).to_string());
         let cost = &self.config.link.cost;
         let next = match self.update.source.is_far() {
             true if cost.always => "never: bytes cost money on this link".into(),
@@ -460,13 +468,13 @@ impl Visit {
     }
 }
 
-fn of_channel(e: &ChannelError) -> NotTaken {
+fn of_channel(e: &ChannelError) -> TakeoverFailure {
     if e.may_pass() { later(e) } else { refused(e) }
 }
 
 /// Reads a pod in the form of the API.
-fn on_its_way(pod: &Value) -> OnItsWay {
-    let time = |value: &Value| value.as_str().and_then(Wall::parse);
+fn on_its_way(pod: &Value) -> PodTransition {
+    let time = |value: &Value| value.as_str().and_then(WallTime::parse);
     let status = &pod["status"];
     let lists = ["initContainerStatuses", "containerStatuses"];
     let all = lists.into_iter().flat_map(|list| status[list].as_array());
@@ -474,7 +482,7 @@ fn on_its_way(pod: &Value) -> OnItsWay {
         let reason = &c["state"]["waiting"]["reason"];
         reason == "ContainerCreating" || reason == "PodInitializing"
     };
-    OnItsWay {
+    PodTransition {
         started: time(&status["startTime"]),
         is_starting: status["phase"] == "Pending" || all.flatten().any(is_made),
         ends: time(&pod["metadata"]["deletionTimestamp"]),
@@ -500,7 +508,7 @@ mod tests {
     #[test]
     fn pods_of_the_socket() {
         // UPD-07
-        let now = Wall::parse("2026-01-01T00:10:00Z").expect("a time");
+        let now = WallTime::parse("2026-01-01T00:10:00Z").expect("a time");
         let started = "2026-01-01T00:05:00Z";
         let container = |state: Value| json!([{"state": state}]);
         for (name, pod, moving) in [

@@ -29,14 +29,14 @@ use serde_json::Value;
 
 use super::{ConfiguredPart, Part, PartCommand, PartTools, section};
 use crate::{
-    agent::tasks::{Task, boxed},
-    api::{Wall, node::NodeCondition},
+    agent::tasks::{AgentTask, boxed},
+    api::{WallTime, node::NodeCondition},
     cli::{
-        Command,
-        args::Words,
-        commands::{MACHINE, QUIET, Takes, switch, value},
+        CliCommand,
+        args::CliWords,
+        commands::{CompletionKind, MACHINE, QUIET, switch, value},
     },
-    config::{Config, Invalid, TableKey, key},
+    config::{AgentConfig, InvalidField, TableKey, key},
 };
 use settings::UpdateConfig;
 use timer::{ChannelState, UpdateTimer};
@@ -47,7 +47,7 @@ pub(super) struct UpdatePart;
 #[rustfmt::skip]
 static COMMANDS: [PartCommand; 2] = [
     PartCommand {
-        command: Command { name: "upgrade", args: "FILE", group: MACHINE, help: "Replace picolet by FILE, and put the old one back if that does not become healthy", flags: &[
+        command: CliCommand { name: "upgrade", args: "FILE", group: MACHINE, help: "Replace picolet by FILE, and put the old one back if that does not become healthy", flags: &[
             switch("dry-run", None, "only say whether it can take over"),
             switch("force", None, "also if it is older, was put back before, or finds something wrong; it is watched all the same"),
             value("key", None, "PATH", "public key that the release is signed by (default ../lib/picolet/release.pub beside the program's directory)"),
@@ -55,18 +55,18 @@ static COMMANDS: [PartCommand; 2] = [
             value("wait", None, "SECONDS", "time that the new one has to become healthy, from 20 to 3600 (default 120)"),
             switch("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
             QUIET,
-        ], agent_flags: false, takes: Takes::Files },
-        run: |command, words| upgrade::run(Words::new(command, words)).map(|()| ExitCode::SUCCESS),
+        ], agent_flags: false, takes: CompletionKind::Files },
+        run: |command, words| upgrade::run(CliWords::new(command, words)).map(|()| ExitCode::SUCCESS),
     },
     PartCommand {
-        command: Command { name: "update", args: "", group: MACHINE, help: "Show how this node updates itself (picolet.update), or have it look now", flags: &[
+        command: CliCommand { name: "update", args: "", group: MACHINE, help: "Show how this node updates itself (picolet.update), or have it look now", flags: &[
             switch("status", None, "where it looks, when, and what it has (the default)"),
             switch("now", None, "update to what the channel offers, whatever its window and its share"),
             switch("force", None, "with --now: also a lower serial, or one that was put back before"),
             switch("look", None, "update if it may now; the agent calls it. Exit code 75: it has to be tried again"),
             QUIET,
-        ], agent_flags: false, takes: Takes::Nothing },
-        run: |command, words| command::run(Words::new(command, words)).map(|()| ExitCode::SUCCESS),
+        ], agent_flags: false, takes: CompletionKind::Nothing },
+        run: |command, words| command::run(CliWords::new(command, words)).map(|()| ExitCode::SUCCESS),
     },
 ];
 
@@ -100,9 +100,9 @@ impl Part for UpdatePart {
     fn configure(
         &self,
         own: &Value,
-        _: &Config,
-    ) -> Result<Option<Rc<dyn ConfiguredPart>>, Invalid> {
-        Ok(Some(Rc::new(Updates {
+        _: &AgentConfig,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
+        Ok(Some(Rc::new(ConfiguredUpdates {
             config: settings::resolve(&section(own, "update")?)?,
             channel: Rc::default(),
         })))
@@ -111,14 +111,14 @@ impl Part for UpdatePart {
 
 /// The part with its checked configuration.
 #[derive(Debug)]
-struct Updates {
+struct ConfiguredUpdates {
     /// Channel of this node; `None`: the node does not look for updates.
     config: Option<UpdateConfig>,
     channel: Rc<ChannelState>,
 }
 
-impl ConfiguredPart for Updates {
-    fn start(&self, tools: &PartTools<'_>) -> Vec<Task> {
+impl ConfiguredPart for ConfiguredUpdates {
+    fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
         undone::tell(tools.recorder);
         let timer = self.config.as_ref().map(|config| {
             let timer = UpdateTimer {
@@ -136,7 +136,7 @@ impl ConfiguredPart for Updates {
         timer.into_iter().collect()
     }
 
-    fn conditions(&self, now: Wall) -> Vec<NodeCondition> {
+    fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {
         self.channel.condition(now).into_iter().collect()
     }
 }

@@ -13,14 +13,14 @@ use ring::signature::{ED25519, UnparsedPublicKey};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    switch::Places,
-    upgrade::{NotTaken, failed},
+    switch::ProgramPaths,
+    upgrade::{TakeoverFailure, failed},
 };
 use crate::{
     cli::CliError,
     logic::update,
     sys::{
-        child::{self, Command, Input, Sink},
+        child::{self, ChildInput, Command, OutputSink},
         file, mount,
     },
 };
@@ -42,7 +42,7 @@ const ELF: [u8; 4] = *b"\x7fELF";
 
 /// Proof that a tarball has to pass.
 #[derive(Debug)]
-pub(super) enum Proof {
+pub(super) enum ReleaseProof {
     /// A list beside the tarball, signed by the key of this file, or of the first release.
     Listed(Option<PathBuf>),
     /// An offer of a channel, whose signature was checked.
@@ -56,7 +56,7 @@ pub(super) enum Proof {
 
 /// Checks that a new program can be put beside the installed one, as far as can be known before there is one: nothing
 /// is fetched for a disk that cannot be written.
-pub(super) fn may_stage(places: &Places) -> Result<(), NotTaken> {
+pub(super) fn may_stage(places: &ProgramPaths) -> Result<(), TakeoverFailure> {
     let dir = places.dir();
     // Other obstacles are reported when the file is written.
     if !statvfs(dir).is_ok_and(|of| of.flags().contains(FsFlags::ST_RDONLY)) {
@@ -64,7 +64,7 @@ pub(super) fn may_stage(places: &Places) -> Result<(), NotTaken> {
     }
     let mount = mount::holding(dir).ok().flatten();
     let mount = mount.map_or_else(|| dir.into(), |mount| mount.target);
-    Err(NotTaken::lasting(format!(
+    Err(TakeoverFailure::lasting(format!(
         "the file system of {} is read-only. Make it writable (mount -o remount,rw {}), or update the image that the machine starts from",
         places.program.display(),
         mount.display()
@@ -73,7 +73,11 @@ pub(super) fn may_stage(places: &Places) -> Result<(), NotTaken> {
 
 /// Puts a program, or the one of a tarball, beside the installed one, whole and on disk. A tarball has to be the one
 /// that the owner of the key has released; a bare program is taken as it is.
-pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), NotTaken> {
+pub(super) fn stage(
+    path: &Path,
+    proof: &ReleaseProof,
+    places: &ProgramPaths,
+) -> Result<(), TakeoverFailure> {
     may_stage(places)?;
     let cannot = |e: &io::Error| failed("read", path, e);
     let mut from = File::open(path).map_err(|e| cannot(&e))?;
@@ -88,11 +92,11 @@ pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), N
         options.open(&to)
     };
     let mut out = write().map_err(|e| failed("write", &to, &e))?;
-    let is_offer = matches!(proof, Proof::Offered { .. });
+    let is_offer = matches!(proof, ReleaseProof::Offered { .. });
     if head == ELF && !is_offer {
         let copied = io::copy(&mut from.take(MAX_PROGRAM_BYTES), &mut out);
         if copied.map_err(|e| failed("write", &to, &e))? == MAX_PROGRAM_BYTES {
-            return Err(NotTaken::lasting(format!(
+            return Err(TakeoverFailure::lasting(format!(
                 "{} has {MAX_PROGRAM_BYTES} bytes or more, which no picolet has",
                 path.display()
             )));
@@ -111,7 +115,7 @@ pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), N
             }
         })?;
     } else {
-        return Err(NotTaken::lasting(format!(
+        return Err(TakeoverFailure::lasting(format!(
             "{} is neither a program nor the tarball of a release",
             path.display()
         )));
@@ -124,7 +128,7 @@ pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), N
 }
 
 /// Checks that the staged program is for the same kind of processor as the installed one.
-pub(super) fn fits(places: &Places) -> Result<(), NotTaken> {
+pub(super) fn fits(places: &ProgramPaths) -> Result<(), TakeoverFailure> {
     // Class, byte order, and machine of an ELF file.
     let kind = |path: &Path| -> Result<([u8; 2], [u8; 2]), CliError> {
         let mut head = [0; 20];
@@ -135,7 +139,7 @@ pub(super) fn fits(places: &Places) -> Result<(), NotTaken> {
     if kind(&places.staged())? == kind(&places.program)? {
         return Ok(());
     }
-    Err(NotTaken::lasting(
+    Err(TakeoverFailure::lasting(
         "this program is for another processor: take the tarball whose name ends like that of the installed one",
     ))
 }
@@ -162,20 +166,20 @@ fn sum_of(file: &mut File) -> io::Result<String> {
 fn verify(
     path: &Path,
     tarball: &mut File,
-    proof: &Proof,
-    places: &Places,
-) -> Result<String, NotTaken> {
+    proof: &ReleaseProof,
+    places: &ProgramPaths,
+) -> Result<String, TakeoverFailure> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
     let (wanted, base) = match proof {
-        Proof::Offered { sum, base } => (sum.clone(), base.clone()),
-        Proof::Listed(key) => {
+        ReleaseProof::Offered { sum, base } => (sum.clone(), base.clone()),
+        ReleaseProof::Listed(key) => {
             let key = key.clone().unwrap_or_else(|| places.key());
             let base = name.trim_end_matches(TARBALL_END);
             (released(path, name, &key)?, base.to_owned())
         }
     };
     if sum_of(tarball).map_err(|e| failed("read", path, &e))? != wanted {
-        return Err(NotTaken::lasting(format!(
+        return Err(TakeoverFailure::lasting(format!(
             "{name} is not what was released: fetch it again"
         )));
     }
@@ -248,19 +252,19 @@ fn public_key(pem: &[u8]) -> Option<[u8; 32]> {
 }
 
 /// Has tar write the program into `out`.
-fn unpack(path: &Path, base: &str, tarball: File, out: &File) -> Result<(), NotTaken> {
+fn unpack(path: &Path, base: &str, tarball: File, out: &File) -> Result<(), TakeoverFailure> {
     let member = format!("{base}/picolet");
     let out = out.try_clone().map_err(|e| CliError::new(e.to_string()))?;
     let tar = Command::new("/bin/tar")
         .args(["-xzOf", "-", &member])
         .env("PATH", super::running::PATH)
-        .stdin(Input::Fd(tarball.into()))
-        .stdout(Sink::Fd(out.into()))
-        .stderr(Sink::Capture(4096));
+        .stdin(ChildInput::Fd(tarball.into()))
+        .stdout(OutputSink::Fd(out.into()))
+        .stderr(OutputSink::Capture(4096));
     let done = smol::block_on(child::run(tar, Some(UNPACK_TIMEOUT)));
     let done = done.map_err(|e| CliError::new(format!("cannot run tar: {e}")))?;
     if !done.status.success() {
-        return Err(NotTaken::lasting(format!(
+        return Err(TakeoverFailure::lasting(format!(
             "cannot unpack {member} of {}: {}",
             path.display(),
             String::from_utf8_lossy(&done.stderr).trim()
@@ -323,14 +327,14 @@ mod tests {
             let dir = fs::canonicalize(&scratch.0).expect("directory");
             let bin = dir.join("bin");
             fs::create_dir(&bin).expect("directory");
-            let places = Places::of(&bin.join("picolet"));
+            let places = ProgramPaths::of(&bin.join("picolet"));
             fs::write(&places.program, "one").expect("written");
             may_stage(&places).expect("it is writable");
             mount::bind(&bin, &bin, false).expect("bind");
             mount::remount_read_only(&bin).expect("read-only");
             let none = dir.join("none");
             // Not even the new program is looked at.
-            let staged = stage(&none, &Proof::Listed(None), &places);
+            let staged = stage(&none, &ReleaseProof::Listed(None), &places);
             for refused in [may_stage(&places), staged] {
                 let refused = refused.expect_err("read-only");
                 let hint = format!("mount -o remount,rw {}", bin.display());
@@ -341,7 +345,7 @@ mod tests {
                 }
             }
             mount::unmount(&bin).expect("unmounted");
-            let missing = stage(&none, &Proof::Listed(None), &places).expect_err("missing");
+            let missing = stage(&none, &ReleaseProof::Listed(None), &places).expect_err("missing");
             assert!(missing.to_string().contains("cannot read"), "{missing}");
         });
         thread.join().expect("test thread");
@@ -392,7 +396,7 @@ mod tests {
         let (_, foreign) = key();
         let key_file = write("release.pub", public.as_bytes());
         let foreign = write("foreign.pub", foreign.as_bytes());
-        let places = Places::of(&dir.join("bin/picolet"));
+        let places = ProgramPaths::of(&dir.join("bin/picolet"));
         let program = b"\x7fELF and more".as_slice();
         let whole = tarball(program);
         let path = write(NAME, &whole);
@@ -402,7 +406,7 @@ mod tests {
         };
         let sum = sum(&path).expect("sum");
         let refused = |path: &Path, key: &Path, says: &str| {
-            let proof = Proof::Listed(Some(key.into()));
+            let proof = ReleaseProof::Listed(Some(key.into()));
             let refused = stage(path, &proof, &places).expect_err(says);
             let said = refused.to_string();
             assert!(said.contains(says), "{said}");
@@ -444,12 +448,12 @@ mod tests {
 
         // PKG-20: everybody may run it, whatever the umask is, or the mode of what an upgrade before has left.
         fs::set_permissions(places.staged(), Permissions::from_mode(0o600)).expect("mode");
-        stage(&path, &Proof::Listed(Some(key_file)), &places).expect("staged");
+        stage(&path, &ReleaseProof::Listed(Some(key_file)), &places).expect("staged");
         assert_eq!(fs::read(places.staged()).expect("staged"), program);
         let mode = fs::metadata(places.staged()).expect("staged").permissions();
         assert_eq!(mode.mode() & 0o7777, 0o755);
         // UPD-01: by what a channel says, whatever its name, and never a bare program.
-        let offered = |sum: &str| Proof::Offered {
+        let offered = |sum: &str| ReleaseProof::Offered {
             sum: sum.into(),
             base: "picolet-1.0.0-armv7".into(),
         };
@@ -464,7 +468,7 @@ mod tests {
             let said = refused.to_string();
             assert!(said.contains(says) && refused.lasts, "{said}");
         }
-        let elsewhere = Proof::Offered {
+        let elsewhere = ReleaseProof::Offered {
             sum: sum.clone(),
             base: "picolet-9".into(),
         };

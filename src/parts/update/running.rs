@@ -14,17 +14,17 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    switch::{self, Places},
-    upgrade::{NotTaken, failed},
+    switch::{self, ProgramPaths},
+    upgrade::{TakeoverFailure, failed},
 };
 use crate::{
     api::strict::from_json,
-    cli::{CliError, KUBELET, client::Client},
-    config::{self, Config, Host, flags},
+    cli::{CliError, KUBELET, client::AgentClient},
+    config::{self, AgentConfig, HostIdentity, flags},
     error::chain,
-    logic::update::upgrade::{Kept, MAX_KEPT, TRIES, Trial},
+    logic::update::upgrade::{MAX_KEPT, TRIES, TrialContainer, UpgradeTrial},
     net::ProxyVariables,
-    server::backend::Health,
+    server::backend::AgentHealth,
     shim,
     sys::{
         child::{self, Command},
@@ -47,7 +47,7 @@ const MAX_ENVIRON_BYTES: u64 = 8 << 20;
 
 /// A finding of `picolet check`.
 #[derive(Debug, Deserialize)]
-pub(super) struct Finding {
+pub(super) struct CheckReportFinding {
     pub(super) name: String,
     pub(super) level: String,
     pub(super) message: String,
@@ -56,17 +56,17 @@ pub(super) struct Finding {
 /// Report of `picolet check -o json`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
-    pub(super) checks: Vec<Finding>,
+pub(super) struct CheckReport {
+    pub(super) checks: Vec<CheckReportFinding>,
     /// True if the apiserver answers; `None`: it was not asked, or an older program does not tell.
     pub(super) apiserver_answers: Option<bool>,
 }
 
 /// Facts about the agent that runs.
-pub(super) struct Running {
-    pub(super) client: Client,
+pub(super) struct RunningAgent {
+    pub(super) client: AgentClient,
     pub(super) program: PathBuf,
-    health: Health,
+    health: AgentHealth,
     /// Flags of the agent, and the directory that relative paths in them are below.
     words: Vec<OsString>,
     cwd: PathBuf,
@@ -76,9 +76,9 @@ pub(super) struct Running {
     is_kubelet: bool,
 }
 
-impl Running {
-    pub(super) fn find(client: &Client) -> Result<Self, CliError> {
-        let health: Health = client.read("/health")?;
+impl RunningAgent {
+    pub(super) fn find(client: &AgentClient) -> Result<Self, CliError> {
+        let health: AgentHealth = client.read("/health")?;
         let of = |name: &str| PathBuf::from(format!("/proc/{}/{name}", health.pid));
         let link = |name: &str| fs::read_link(of(name)).map_err(|e| failed("read", &of(name), &e));
         // The file may have been replaced by hand.
@@ -122,7 +122,7 @@ impl Running {
     }
 
     /// Has `program` check this machine, with the configuration and the proxies of the agent.
-    pub(super) fn findings(&self, program: &Path) -> Result<Report, NotTaken> {
+    pub(super) fn findings(&self, program: &Path) -> Result<CheckReport, TakeoverFailure> {
         let mut check = Command::new(program)
             .args(["check", "-o", "json"])
             .args(self.is_kubelet.then_some("--kubelet"))
@@ -139,7 +139,7 @@ impl Running {
         };
         let done =
             smol::block_on(child::run(check, Some(CHECK_TIMEOUT))).map_err(|e| cannot(&e))?;
-        from_json(&done.stdout).map_err(|_| NotTaken {
+        from_json(&done.stdout).map_err(|_| TakeoverFailure {
             why: cannot(&String::from_utf8_lossy(&done.stderr).trim()),
             lasts: done.status.code().is_some(),
         })
@@ -151,12 +151,12 @@ impl Running {
         version: &str,
         restart: String,
         patience_s: u64,
-        places: &Places,
-    ) -> Result<Trial, CliError> {
+        places: &ProgramPaths,
+    ) -> Result<UpgradeTrial, CliError> {
         let dir = self.containers_dir()?;
         let answers = |api: &crate::server::backend::ApiserverHealth| api.trouble.is_none();
         let boot = proc::boot_id().map_err(|e| CliError::new(format!("boot id: {e}")))?;
-        let mut trial = Trial {
+        let mut trial = UpgradeTrial {
             tries: TRIES,
             patience_s,
             sum: super::release::sum(&places.staged())?,
@@ -183,13 +183,13 @@ impl Running {
     }
 
     /// Loads the configuration that the agent would have if it was started now.
-    pub(super) fn config(&self) -> Result<Config, CliError> {
+    pub(super) fn config(&self) -> Result<AgentConfig, CliError> {
         let wrong = |e: &dyn core::error::Error| {
             CliError::new(format!("the configuration of the agent: {}", chain(e)))
         };
         let mut flags = flags::parse(self.words.clone(), &self.cwd).map_err(|e| wrong(&e))?;
         flags.as_kubelet = self.is_kubelet;
-        let host = Host {
+        let host = HostIdentity {
             hostname: "localhost".into(),
         };
         let loaded = config::load(flags, &host).map_err(|e| wrong(&e))?;
@@ -240,7 +240,7 @@ fn unit_of(groups: &str) -> Option<&str> {
 }
 
 /// Lists the containers that run, as their shims have recorded them.
-fn kept(pods: &Value, dir: &Path) -> Vec<Kept> {
+fn kept(pods: &Value, dir: &Path) -> Vec<TrialContainer> {
     let mut found = Vec::new();
     for pod in pods["items"].as_array().into_iter().flatten() {
         let uid = pod["metadata"]["uid"].as_str().unwrap_or("");
@@ -257,7 +257,7 @@ fn kept(pods: &Value, dir: &Path) -> Vec<Kept> {
                     && !id.is_empty()
                     && proc::start_time(state.pid).is_ok_and(|t| t == state.start_time)
                 {
-                    found.push(Kept {
+                    found.push(TrialContainer {
                         id: id.to_owned(),
                         pod: uid.to_owned(),
                         pid: state.pid,
@@ -271,7 +271,7 @@ fn kept(pods: &Value, dir: &Path) -> Vec<Kept> {
 }
 
 /// Asks a program for its version.
-pub(super) fn version(program: &Path) -> Result<String, NotTaken> {
+pub(super) fn version(program: &Path) -> Result<String, TakeoverFailure> {
     let asked = Command::new(program)
         .arg("--version")
         .capture(MAX_ANSWER_BYTES);
@@ -284,7 +284,7 @@ pub(super) fn version(program: &Path) -> Result<String, NotTaken> {
         Some(version) if done.status.success() && !version.contains(char::is_whitespace) => {
             Ok(version.to_owned())
         }
-        _ => Err(NotTaken {
+        _ => Err(TakeoverFailure {
             why: cannot(&format_args!(
                 "picolet --version ended with {}",
                 done.code()
@@ -295,7 +295,7 @@ pub(super) fn version(program: &Path) -> Result<String, NotTaken> {
 }
 
 /// Has the service manager restart the agent.
-pub(super) fn restart(trial: &Trial) -> Result<(), CliError> {
+pub(super) fn restart(trial: &UpgradeTrial) -> Result<(), CliError> {
     let sh = Command::new("/bin/sh")
         .args(["-c", &trial.restart])
         .env("PATH", PATH)

@@ -7,12 +7,12 @@ use serde::Deserialize;
 
 use crate::{
     config::{
-        checks::{Invalid, absolute, invalid},
+        checks::{InvalidField, absolute, invalid},
         duration::GoDuration,
     },
     error::chain,
-    image::Reference,
-    logic::update::{self, Schedule, Window},
+    image::ImageReference,
+    logic::update::{self, UpdateSchedule, WeeklyWindow},
     net::{Url, url::is_loopback},
 };
 
@@ -37,7 +37,7 @@ pub(super) struct UpdateConfig {
     /// Public Ed25519 keys, one of which has to sign the channel. 1 to 8.
     pub(super) keys: Vec<[u8; 32]>,
     /// Times to look. Default: every day, all day, spread over three quarters of it.
-    pub(super) schedule: Schedule,
+    pub(super) schedule: UpdateSchedule,
     /// Command that restarts the agent; `None`: the agent is a service of systemd or OpenRC.
     pub(super) restart: Option<String>,
 }
@@ -48,7 +48,7 @@ pub(super) enum UpdateSource {
     /// URL of the channel file, by https or on this machine.
     Url(Url),
     /// Artefact of a registry that holds the channel.
-    Registry(Reference),
+    Registry(ImageReference),
     /// Directory that holds the channel.
     Dir(PathBuf),
 }
@@ -63,7 +63,7 @@ impl UpdateSource {
 /// `picolet.update`
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub(super) struct Update {
+pub(super) struct UpdateSection {
     ca: Option<String>,
     keys: Vec<String>,
     restart: Option<String>,
@@ -83,10 +83,10 @@ pub(super) struct UpdateWindow {
 }
 
 /// Resolves the updates; `None`: no updates.
-pub(super) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
+pub(super) fn resolve(own: &UpdateSection) -> Result<Option<UpdateConfig>, InvalidField> {
     let field = "picolet.update.source";
     let Some(source) = own.source.as_deref().filter(|s| !s.is_empty()) else {
-        if *own == Update::default() {
+        if *own == UpdateSection::default() {
             return Ok(None);
         }
         return invalid(field, "must be set for picolet.update");
@@ -126,8 +126,8 @@ pub(super) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
 }
 
 /// Reads the name of an artefact, in which the registry is written out.
-fn reference(field: &str, source: &str, name: &str) -> Result<Reference, Invalid> {
-    let why = match Reference::parse(name) {
+fn reference(field: &str, source: &str, name: &str) -> Result<ImageReference, InvalidField> {
+    let why = match ImageReference::parse(name) {
         Ok(name_of) if name.split('/').next() == Some(name_of.domain()) => return Ok(name_of),
         Ok(_) => "it names no registry".into(),
         Err(e) => chain(&e),
@@ -136,7 +136,7 @@ fn reference(field: &str, source: &str, name: &str) -> Result<Reference, Invalid
     invalid(field, format!("is {source:?}, {form}: {why}"))
 }
 
-fn keys(texts: &[String]) -> Result<Vec<[u8; 32]>, Invalid> {
+fn keys(texts: &[String]) -> Result<Vec<[u8; 32]>, InvalidField> {
     let field = "picolet.update.keys";
     if !(1..=MAX_KEYS).contains(&texts.len()) {
         let found = texts.len();
@@ -158,7 +158,7 @@ fn keys(texts: &[String]) -> Result<Vec<[u8; 32]>, Invalid> {
     Ok(keys)
 }
 
-fn schedule(own: &Update) -> Result<Schedule, Invalid> {
+fn schedule(own: &UpdateSection) -> Result<UpdateSchedule, InvalidField> {
     let mut days = 0;
     for text in &own.window.days {
         match DAYS.iter().position(|day| day == text) {
@@ -193,8 +193,8 @@ fn schedule(own: &Update) -> Result<Schedule, Invalid> {
         );
     }
     let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-    Ok(Schedule {
-        window: Window {
+    Ok(UpdateSchedule {
+        window: WeeklyWindow {
             days: if days == 0 { EVERY_DAY } else { days },
             start_s,
             length_s: seconds(length),
@@ -215,7 +215,7 @@ fn time_of_day(text: &str) -> Option<u32> {
     Some(number(hours, 24)? * 3600 + number(minutes, 60)? * 60)
 }
 
-fn restart(own: &Update) -> Result<Option<String>, Invalid> {
+fn restart(own: &UpdateSection) -> Result<Option<String>, InvalidField> {
     let command = own.restart.as_deref().filter(|text| !text.is_empty());
     if command.is_some_and(|text| text.len() > MAX_RESTART_BYTES || text.contains('\n')) {
         return invalid(
@@ -246,7 +246,7 @@ mod tests {
         let of = |text: &str| {
             let text = format!("update: {{{}}}", text.replace("KEY", KEY));
             let own = decode::parse(text.as_bytes()).expect("YAML").value;
-            let wrong = |e: Invalid| format!("{}: {}", e.field, e.message);
+            let wrong = |e: InvalidField| format!("{}: {}", e.field, e.message);
             resolve(&section(&own, "update").map_err(wrong)?).map_err(wrong)
         };
         assert_eq!(of(""), Ok(None), "off unless it is asked for");

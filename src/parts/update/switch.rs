@@ -11,7 +11,7 @@ use std::{
 use super::upgrade::failed;
 use crate::{
     cli::CliError,
-    logic::update::upgrade::{self, MAX_TRIAL_BYTES, Trial},
+    logic::update::upgrade::{self, MAX_TRIAL_BYTES, UpgradeTrial},
     sys::file,
 };
 
@@ -20,11 +20,11 @@ const MAX_BAD_BYTES: u64 = 16 * 1024;
 
 /// Paths of the installed program and of the files beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Places {
+pub(super) struct ProgramPaths {
     pub(super) program: PathBuf,
 }
 
-impl Places {
+impl ProgramPaths {
     pub(super) fn of(program: &Path) -> Self {
         Self {
             program: program.into(),
@@ -110,7 +110,7 @@ pub(super) fn is_same(one: &Path, other: &Path) -> bool {
 }
 
 /// Reads which program is on trial, if one is.
-pub(super) fn read_trial(places: &Places) -> Result<Option<Trial>, CliError> {
+pub(super) fn read_trial(places: &ProgramPaths) -> Result<Option<UpgradeTrial>, CliError> {
     let path = places.trial();
     let mut text = String::new();
     let read = File::open(&path).and_then(|f| f.take(MAX_TRIAL_BYTES).read_to_string(&mut text));
@@ -125,7 +125,7 @@ pub(super) fn read_trial(places: &Places) -> Result<Option<Trial>, CliError> {
 }
 
 /// Reads why a program was put back: its version and the reason; `None`: it was not put back.
-pub(super) fn bad(places: &Places, sum: &str) -> Option<String> {
+pub(super) fn bad(places: &ProgramPaths, sum: &str) -> Option<String> {
     let mut text = String::new();
     let file = File::open(places.beside(".bad")).ok()?;
     file.take(MAX_BAD_BYTES).read_to_string(&mut text).ok()?;
@@ -137,7 +137,7 @@ pub(super) fn bad(places: &Places, sum: &str) -> Option<String> {
 ///
 /// - Order: the old one under its second name, then the trial, then the new one. As long as the new one is not in
 ///   place, both names are one file, and the guard sees no trial.
-pub(super) fn switch(places: &Places, trial: &Trial) -> io::Result<()> {
+pub(super) fn switch(places: &ProgramPaths, trial: &UpgradeTrial) -> io::Result<()> {
     let (program, old) = (&places.program, places.old());
     if !is_same(program, &old) {
         link_over(program, &old, &places.part())?;
@@ -161,7 +161,7 @@ pub(super) fn switch(places: &Places, trial: &Trial) -> io::Result<()> {
 }
 
 /// Puts the old program back, which still runs. The order is that of the guard, which continues after a power cut.
-pub(super) fn undo(places: &Places) -> io::Result<()> {
+pub(super) fn undo(places: &ProgramPaths) -> io::Result<()> {
     let (program, old) = (&places.program, places.old());
     if !is_same(program, &old) {
         link_over(&old, program, &places.part())?;
@@ -184,7 +184,7 @@ fn link_over(of: &Path, to: &Path, part: &Path) -> io::Result<()> {
 }
 
 /// Ends the trial: the program in place stays, and its starts are no longer counted.
-pub(super) fn end_trial(places: &Places) -> io::Result<()> {
+pub(super) fn end_trial(places: &ProgramPaths) -> io::Result<()> {
     let trial = places.trial();
     file::change(&trial)?;
     fs::remove_file(&trial)?;
@@ -207,7 +207,7 @@ mod tests {
     /// A program that is installed, one that is staged, and the guard, in a directory that goes with the test.
     struct Board {
         dir: PathBuf,
-        places: Places,
+        places: ProgramPaths,
     }
 
     impl Board {
@@ -216,7 +216,7 @@ mod tests {
             let _ = fs::remove_dir_all(&dir);
             fs::create_dir_all(dir.join("bin")).expect("directory");
             fs::create_dir_all(dir.join("lib/picolet")).expect("directory");
-            let places = Places::of(&dir.join("bin/picolet"));
+            let places = ProgramPaths::of(&dir.join("bin/picolet"));
             let guard = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/guard.sh");
             fs::copy(guard, places.guard()).expect("guard");
             fs::write(&places.program, "one").expect("written");
@@ -224,12 +224,12 @@ mod tests {
             Self { dir, places }
         }
 
-        fn trial() -> Trial {
-            Trial {
+        fn trial() -> UpgradeTrial {
+            UpgradeTrial {
                 tries: 3,
                 sum: "abc".into(),
                 version: "2.0.0".into(),
-                ..Trial::default()
+                ..UpgradeTrial::default()
             }
         }
 
@@ -374,7 +374,7 @@ mod tests {
     fn the_guard_goes_on_after_a_power_cut_at_any_step() {
         // PKG-22
         for tries in [3, 0] {
-            let trial = Trial {
+            let trial = UpgradeTrial {
                 tries,
                 ..Board::trial()
             };
@@ -409,7 +409,7 @@ mod tests {
         }
         // Who watches has judged it bad, and it has starts left.
         for tries in [3, 1, 0] {
-            let trial = Trial {
+            let trial = UpgradeTrial {
                 tries,
                 ..Board::trial()
             };
@@ -461,7 +461,7 @@ mod tests {
         let board = Board::new("bad");
         for n in 0..12 {
             fs::write(board.places.staged(), "two").expect("written");
-            let trial = Trial {
+            let trial = UpgradeTrial {
                 tries: 0,
                 sum: format!("sum{n}x"),
                 ..Board::trial()
@@ -476,9 +476,9 @@ mod tests {
 
     #[test]
     fn places() {
-        let places = Places::of(Path::new("/usr/local/bin/picolet"));
+        let places = ProgramPaths::of(Path::new("/usr/local/bin/picolet"));
         assert_eq!(places.guard(), Path::new("/usr/local/lib/picolet/guard"));
-        assert_eq!(Places::of_old(&places.old()), places);
-        assert_eq!(Places::of_old(&places.program), places);
+        assert_eq!(ProgramPaths::of_old(&places.old()), places);
+        assert_eq!(ProgramPaths::of_old(&places.program), places);
     }
 }

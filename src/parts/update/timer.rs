@@ -9,13 +9,13 @@ use crate::{
     agent::{
         clock::{Clock, in_step},
         link_policy::LinkPolicy,
-        recorder::{Recorder, Severity},
+        recorder::{EventRecorder, EventSeverity},
     },
-    api::{Wall, node::NodeCondition},
-    logic::update::{EXPIRED, LATER, Looks, Next, Schedule},
+    api::{WallTime, node::NodeCondition},
+    logic::update::{EXPIRED, LATER, NextLook, UpdateLooks, UpdateSchedule},
     net::ProxyVariables,
     sys::{
-        child::{self, Command, Output},
+        child::{self, ChildOutput, Command},
         clock,
     },
 };
@@ -34,20 +34,20 @@ const CONDITION: &str = "UpdateChannelExpired";
 
 /// State of the channel after the last complete look. Written by [`UpdateTimer`], read by status pages.
 #[derive(Debug, Default)]
-pub(super) struct ChannelState(RefCell<Option<Found>>);
+pub(super) struct ChannelState(RefCell<Option<ChannelFinding>>);
 
 #[derive(Debug)]
-struct Found {
+struct ChannelFinding {
     expired: bool,
     message: String,
-    since: Wall,
+    since: WallTime,
 }
 
 impl ChannelState {
-    fn note(&self, expired: bool, message: &str, now: Wall) {
+    fn note(&self, expired: bool, message: &str, now: WallTime) {
         let mut found = self.0.borrow_mut();
         let same = found.as_ref().filter(|found| found.expired == expired);
-        *found = Some(Found {
+        *found = Some(ChannelFinding {
             since: same.map_or(now, |found| found.since),
             expired,
             message: message.to_owned(),
@@ -55,7 +55,7 @@ impl ChannelState {
     }
 
     /// Condition of `get node` for the channel. `None` before the first look.
-    pub(super) fn condition(&self, now: Wall) -> Option<NodeCondition> {
+    pub(super) fn condition(&self, now: WallTime) -> Option<NodeCondition> {
         self.0.borrow().as_ref().map(|found| NodeCondition {
             kind: CONDITION.into(),
             status: if found.expired { "True" } else { "False" }.into(),
@@ -69,7 +69,7 @@ impl ChannelState {
 
 /// See the module.
 pub(super) struct UpdateTimer {
-    pub(super) schedule: Schedule,
+    pub(super) schedule: UpdateSchedule,
     /// Cost of the link; `None` if a look takes no bytes.
     pub(super) link_policy: Option<Rc<dyn LinkPolicy>>,
     /// Name of the node.
@@ -78,15 +78,15 @@ pub(super) struct UpdateTimer {
     pub(super) socket: PathBuf,
     pub(super) proxies: ProxyVariables,
     pub(super) clock: Rc<dyn Clock>,
-    pub(super) recorder: Rc<Recorder>,
+    pub(super) recorder: Rc<EventRecorder>,
     pub(super) channel: Rc<ChannelState>,
 }
 
 impl UpdateTimer {
     /// As long as the agent.
     pub(super) async fn run(self) {
-        let mut looks = Looks::new(self.clock.now());
-        let mut told = Told::default();
+        let mut looks = UpdateLooks::new(self.clock.now());
+        let mut told = NewsMemory::default();
         // Bounded: by its pauses.
         loop {
             let now = self.clock.now();
@@ -95,8 +95,8 @@ impl UpdateTimer {
             let costs = self.link_policy.as_ref();
             let costs = costs.is_some_and(|link| link.is_metered());
             match looks.next(&self.schedule, &self.node, times, trusted, costs) {
-                Next::Wait(time) => self.clock.until(in_step(now + time, now)).await,
-                Next::Look(window) => {
+                NextLook::Wait(time) => self.clock.until(in_step(now + time, now)).await,
+                NextLook::Look(window) => {
                     // On the heap for its time: between two looks nothing of it is kept.
                     let said = told.of(Box::pin(self.look()).await);
                     looks.ended(window, said.again, self.clock.now());
@@ -105,10 +105,11 @@ impl UpdateTimer {
                             .note(said.expired, &said.text, self.clock.wall());
                     }
                     match said.news {
-                        Some(News::Refused(why)) => {
-                            self.recorder.node(Severity::Warning, "UpdateRefused", &why);
+                        Some(UpdateNews::Refused(why)) => {
+                            self.recorder
+                                .node(EventSeverity::Warning, "UpdateRefused", &why);
                         }
-                        Some(News::Nothing(why)) => log::info!("{why}"),
+                        Some(UpdateNews::Nothing(why)) => log::info!("{why}"),
                         None => {}
                     }
                 }
@@ -118,7 +119,7 @@ impl UpdateTimer {
 
     /// Runs the look. The child outlives an agent that it replaces; a word to end is heard only before its work has
     /// begun.
-    async fn look(&self) -> io::Result<Output> {
+    async fn look(&self) -> io::Result<ChildOutput> {
         let look = Command::new(OWN)
             .args(["update", "--look", "--quiet", "--socket"])
             .arg(&self.socket)
@@ -134,7 +135,7 @@ impl UpdateTimer {
 
 /// Memory of what was told: each news is told once.
 #[derive(Debug, Default)]
-struct Told {
+struct NewsMemory {
     last: String,
     /// The last refusal, whatever was said since.
     refused: String,
@@ -142,25 +143,25 @@ struct Told {
 
 /// Result of a look.
 #[derive(Debug, PartialEq, Eq)]
-struct Said {
+struct UpdateLookResult {
     /// Set if the look has to be repeated soon.
     again: bool,
     /// The channel file is one whose time has passed.
     expired: bool,
     text: String,
-    news: Option<News>,
+    news: Option<UpdateNews>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum News {
+enum UpdateNews {
     /// The offered program is not taken.
     Refused(String),
     /// There is nothing, or it has to wait.
     Nothing(String),
 }
 
-impl Told {
-    fn of(&mut self, look: io::Result<Output>) -> Said {
+impl NewsMemory {
+    fn of(&mut self, look: io::Result<ChildOutput>) -> UpdateLookResult {
         let (code, text) = match look {
             Err(e) => (LATER, format!("no look for updates: {e}")),
             Ok(output) => {
@@ -187,11 +188,11 @@ impl Told {
         let news = is_new.then(|| {
             known.clone_from(&text);
             match code {
-                1 | EXPIRED => News::Refused(text.clone()),
-                _ => News::Nothing(text.clone()),
+                1 | EXPIRED => UpdateNews::Refused(text.clone()),
+                _ => UpdateNews::Nothing(text.clone()),
             }
         });
-        Said {
+        UpdateLookResult {
             again: code == LATER,
             expired: code == EXPIRED,
             text,
@@ -210,7 +211,7 @@ mod tests {
     fn the_same_is_told_once() {
         // UPD-01
         let output = |code: i32, stdout: &str, stderr: &str| {
-            Ok(Output {
+            Ok(ChildOutput {
                 status: ExitStatus::from_raw(code << 8),
                 stdout: stdout.into(),
                 stderr: stderr.into(),
@@ -218,8 +219,8 @@ mod tests {
             })
         };
         let refused = |n: u32| output(1, "", &format!("error: update refused: serial {n}\n"));
-        let nothing = |text: &str| Some(News::Nothing(text.into()));
-        let mut told = Told::default();
+        let nothing = |text: &str| Some(UpdateNews::Nothing(text.into()));
+        let mut told = NewsMemory::default();
         for (look, again, news) in [
             (
                 output(0, "serial 3 is installed\n", "x"),
@@ -230,13 +231,13 @@ mod tests {
             (
                 refused(4),
                 false,
-                Some(News::Refused("update refused: serial 4".into())),
+                Some(UpdateNews::Refused("update refused: serial 4".into())),
             ),
             (refused(4), false, None),
             (
                 refused(5),
                 false,
-                Some(News::Refused("update refused: serial 5".into())),
+                Some(UpdateNews::Refused("update refused: serial 5".into())),
             ),
             (
                 output(LATER, "", "no update now: pods start or end: 1\n"),
@@ -264,7 +265,7 @@ mod tests {
         for is_first in [true, false] {
             let said = told.of(output(EXPIRED, "", &format!("error: {text}\n")));
             assert!(said.expired && !said.again && said.text == text);
-            let news = is_first.then(|| News::Refused(text.into()));
+            let news = is_first.then(|| UpdateNews::Refused(text.into()));
             assert_eq!(said.news, news, "told once");
         }
     }
@@ -273,7 +274,7 @@ mod tests {
     fn an_expired_channel_is_a_condition_until_another_look_finds_none() {
         // UPD-01
         let channel = ChannelState::default();
-        let at = Wall::from_secs;
+        let at = WallTime::from_secs;
         let shown = |now: i64| {
             let condition = channel.condition(at(now)).expect("there was a look");
             let since = condition.last_transition_time.expect("known");

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    agent::recorder::{Recorder, Severity},
+    agent::recorder::{EventRecorder, EventSeverity},
     logic::update::upgrade,
 };
 
@@ -15,13 +15,13 @@ use crate::{
 const MAX_NOTE_BYTES: u64 = 1024;
 
 /// Tells it as an event of the node, once.
-pub(super) fn tell(recorder: &Recorder) {
+pub(super) fn tell(recorder: &EventRecorder) {
     let Ok(program) = std::env::current_exe() else {
         return;
     };
     if let Some(note) = take_note(&program) {
         recorder.node(
-            Severity::Warning,
+            EventSeverity::Warning,
             "UpgradeUndone",
             &format!("Put back, and why: {note}"),
         );

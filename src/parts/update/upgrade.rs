@@ -12,16 +12,16 @@ use std::{
 };
 
 use super::{
-    release::{self, Proof},
-    running::{self, Finding, Running},
-    switch::{self, Places},
-    watch::{self, Outcome},
+    release::{self, ReleaseProof},
+    running::{self, CheckReportFinding, RunningAgent},
+    switch::{self, ProgramPaths},
+    watch::{self, TrialOutcome},
 };
 use crate::{
     cli::{
         CliError,
-        args::{Word, Words, unexpected},
-        client::Client,
+        args::{CliWord, CliWords, unexpected},
+        client::AgentClient,
         health, print,
     },
     logic::update::upgrade::{MAX_PATIENCE_S, MIN_PATIENCE_S, PATIENCE_S, is_older},
@@ -29,17 +29,17 @@ use crate::{
 
 /// Options of an upgrade.
 #[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) proof: Proof,
+pub(super) struct UpgradeOptions {
+    pub(super) proof: ReleaseProof,
     pub(super) restart: Option<String>,
     pub(super) wait_s: u64,
     pub(super) force: bool,
     pub(super) quiet: bool,
 }
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
-    let mut asked = Asked {
-        proof: Proof::Listed(None),
+pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+    let mut asked = UpgradeOptions {
+        proof: ReleaseProof::Listed(None),
         restart: None,
         wait_s: PATIENCE_S,
         force: false,
@@ -48,14 +48,14 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let (mut given, mut dry_run, mut watch) = (None::<PathBuf>, false, false);
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("key") => asked.proof = Proof::Listed(Some(words.value()?.into())),
-            Word::Flag("restart") => asked.restart = Some(words.value()?),
-            Word::Flag("wait") => asked.wait_s = patience(words.number("wait")?)?,
-            Word::Flag("dry-run") => dry_run = words.switch()?,
-            Word::Flag("force") => asked.force = words.switch()?,
-            Word::Flag("watch") => watch = words.switch()?,
-            Word::Flag("quiet") => asked.quiet = words.switch()?,
-            Word::Value(file) if given.is_none() => given = Some(file.into()),
+            CliWord::Flag("key") => asked.proof = ReleaseProof::Listed(Some(words.value()?.into())),
+            CliWord::Flag("restart") => asked.restart = Some(words.value()?),
+            CliWord::Flag("wait") => asked.wait_s = patience(words.number("wait")?)?,
+            CliWord::Flag("dry-run") => dry_run = words.switch()?,
+            CliWord::Flag("force") => asked.force = words.switch()?,
+            CliWord::Flag("watch") => watch = words.switch()?,
+            CliWord::Flag("quiet") => asked.quiet = words.switch()?,
+            CliWord::Value(file) if given.is_none() => given = Some(file.into()),
             other => return Err(unexpected(other)),
         }
     }
@@ -82,7 +82,7 @@ fn patience(seconds: u64) -> Result<u64, CliError> {
 /// Watches a trial that began earlier: the power failed, or its command was ended.
 fn resume(quiet: bool) -> Result<(), CliError> {
     let own = std::env::current_exe().map_err(|e| CliError::new(e.to_string()))?;
-    let places = Places::of_old(&own);
+    let places = ProgramPaths::of_old(&own);
     let file = File::open(&own).map_err(|e| failed("open", &own, &e))?;
     // The process that watches holds this lock.
     file.lock().map_err(|e| failed("lock", &own, &e))?;
@@ -99,8 +99,13 @@ pub(super) fn must_be_root() -> Result<(), CliError> {
     Err(CliError::new("must run as root: it replaces the program"))
 }
 
-fn begin(client: &Client, asked: &Asked, file: &Path, dry_run: bool) -> Result<(), CliError> {
-    match prepare(Running::find(client)?, asked, file)? {
+fn begin(
+    client: &AgentClient,
+    asked: &UpgradeOptions,
+    file: &Path,
+    dry_run: bool,
+) -> Result<(), CliError> {
+    match prepare(RunningAgent::find(client)?, asked, file)? {
         None => print("nothing to change: this program is installed\n"),
         Some(staged) if dry_run => print(&format!("picolet {} can take over\n", staged.version)),
         Some(staged) => Ok(staged.take_over(asked)?),
@@ -110,13 +115,13 @@ fn begin(client: &Client, asked: &Asked, file: &Path, dry_run: bool) -> Result<(
 /// Reason why a program does not take over.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-pub(super) struct NotTaken {
+pub(super) struct TakeoverFailure {
     pub(super) why: CliError,
     /// Set if the program or the release is at fault: another try would fail in the same way.
     pub(super) lasts: bool,
 }
 
-impl NotTaken {
+impl TakeoverFailure {
     pub(super) fn lasting(why: impl Into<String>) -> Self {
         Self {
             why: CliError::new(why),
@@ -125,22 +130,22 @@ impl NotTaken {
     }
 }
 
-impl From<CliError> for NotTaken {
+impl From<CliError> for TakeoverFailure {
     fn from(why: CliError) -> Self {
         Self { why, lasts: false }
     }
 }
 
-impl From<NotTaken> for CliError {
-    fn from(e: NotTaken) -> Self {
+impl From<TakeoverFailure> for CliError {
+    fn from(e: TakeoverFailure) -> Self {
         e.why
     }
 }
 
 /// A program that may take over, beside the one that runs. On drop its file is removed, unless it has taken over.
-pub(super) struct Staged {
-    running: Running,
-    places: Places,
+pub(super) struct StagedProgram {
+    running: RunningAgent,
+    places: ProgramPaths,
     pub(super) version: String,
     /// SHA-256 of the program, in hexadecimal.
     pub(super) sum: String,
@@ -149,7 +154,7 @@ pub(super) struct Staged {
     _lock: File,
 }
 
-impl Drop for Staged {
+impl Drop for StagedProgram {
     fn drop(&mut self) {
         self.places.forget_staged();
     }
@@ -157,11 +162,11 @@ impl Drop for Staged {
 
 /// Stages the program and checks that it may take over. `None`: it is the one that is installed.
 pub(super) fn prepare(
-    running: Running,
-    asked: &Asked,
+    running: RunningAgent,
+    asked: &UpgradeOptions,
     file: &Path,
-) -> Result<Option<Staged>, NotTaken> {
-    let places = Places::of(&running.program);
+) -> Result<Option<StagedProgram>, TakeoverFailure> {
+    let places = ProgramPaths::of(&running.program);
     places.has_guard()?;
     let lock = File::open(&places.program).map_err(|e| failed("open", &places.program, &e))?;
     if lock.try_lock().is_err() || switch::read_trial(&places)?.is_some() {
@@ -171,7 +176,7 @@ pub(super) fn prepare(
         Some(command) => command.clone(),
         None => running.service()?,
     };
-    let mut staged = Staged {
+    let mut staged = StagedProgram {
         running,
         places,
         version: String::new(),
@@ -188,16 +193,16 @@ pub(super) fn prepare(
 }
 
 /// Makes the error of a program that is on trial already. Its upgrade may have been killed.
-pub(super) fn busy(places: &Places) -> CliError {
+pub(super) fn busy(places: &ProgramPaths) -> CliError {
     CliError::new(format!(
         "another upgrade is under way: wait some minutes for its end; if nobody watches it: {} upgrade --watch",
         places.old().display()
     ))
 }
 
-impl Staged {
+impl StagedProgram {
     /// Puts the program in place, has the agent restarted, and watches it.
-    pub(super) fn take_over(self, asked: &Asked) -> Result<(), NotTaken> {
+    pub(super) fn take_over(self, asked: &UpgradeOptions) -> Result<(), TakeoverFailure> {
         let Self {
             running, places, ..
         } = &self;
@@ -210,7 +215,7 @@ impl Staged {
                 // Without a restart no start would be counted: the trial would never end.
                 switch::undo(places).map_err(|_| running::by_hand(&e))?;
                 let why = format!("{}: the old program is in its place again", e.bare());
-                return Err(NotTaken::lasting(why));
+                return Err(TakeoverFailure::lasting(why));
             }
             // The old agent has ended at least. The watch sees the rest.
             let _ = print(&format!("{}\n", e.bare()));
@@ -221,10 +226,10 @@ impl Staged {
 
 /// Returns version and sum of the staged program, if it may take over. `None`: it is the one that is installed.
 fn inspect(
-    places: &Places,
-    running: &Running,
+    places: &ProgramPaths,
+    running: &RunningAgent,
     force: bool,
-) -> Result<Option<(String, String)>, NotTaken> {
+) -> Result<Option<(String, String)>, TakeoverFailure> {
     release::fits(places)?;
     let sum = release::sum(&places.staged())?;
     if sum == release::sum(&places.program)? {
@@ -235,15 +240,16 @@ fn inspect(
         may_be_tried(places, running, &version, &sum)?;
     }
     let before = running.findings(&places.program)?.checks;
-    let is_new = |found: &&Finding| {
-        let is_error = |other: &Finding| other.name == found.name && other.level == "error";
+    let is_new = |found: &&CheckReportFinding| {
+        let is_error =
+            |other: &CheckReportFinding| other.name == found.name && other.level == "error";
         // Records that the program cannot read stay unreadable with `--force`, too.
         let counts = !force || found.name == "records";
         counts && found.level == "error" && !before.iter().any(is_error)
     };
     let after = running.findings(&places.staged())?.checks;
     match after.iter().find(is_new) {
-        Some(Finding { name, message, .. }) => Err(NotTaken::lasting(format!(
+        Some(CheckReportFinding { name, message, .. }) => Err(TakeoverFailure::lasting(format!(
             "picolet {version} could not run pods here: {name}: {message}"
         ))),
         None => Ok(Some((version, sum))),
@@ -252,18 +258,18 @@ fn inspect(
 
 /// Checks that `--force` leaves out.
 fn may_be_tried(
-    places: &Places,
-    running: &Running,
+    places: &ProgramPaths,
+    running: &RunningAgent,
     version: &str,
     sum: &str,
-) -> Result<(), NotTaken> {
+) -> Result<(), TakeoverFailure> {
     if let Some(why) = switch::bad(places, sum) {
-        return Err(NotTaken::lasting(format!(
+        return Err(TakeoverFailure::lasting(format!(
             "this program was put back before: {why} (--force tries it again)"
         )));
     }
     if is_older(version, crate::VERSION) {
-        return Err(NotTaken::lasting(format!(
+        return Err(TakeoverFailure::lasting(format!(
             "it is {version}, older than {} (--force takes it, if it reads what this one wrote)",
             crate::VERSION
         )));
@@ -276,10 +282,14 @@ fn may_be_tried(
     })
 }
 
-fn told(outcome: Outcome) -> Result<(), NotTaken> {
+fn told(outcome: TrialOutcome) -> Result<(), TakeoverFailure> {
     match outcome {
-        Outcome::Stays(version) => Ok(print(&format!("picolet {version} is healthy and stays\n"))?),
-        Outcome::Back(why) => Err(NotTaken::lasting(format!("the old program is back: {why}"))),
+        TrialOutcome::Stays(version) => {
+            Ok(print(&format!("picolet {version} is healthy and stays\n"))?)
+        }
+        TrialOutcome::Back(why) => Err(TakeoverFailure::lasting(format!(
+            "the old program is back: {why}"
+        ))),
     }
 }
 

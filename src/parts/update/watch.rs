@@ -8,18 +8,20 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    running::{self, PATH, Running},
-    switch::{self, Places},
+    running::{self, PATH, RunningAgent},
+    switch::{self, ProgramPaths},
     upgrade::failed,
 };
 use crate::{
     cli::{
         CliError,
-        client::Client,
+        client::AgentClient,
         health,
-        progress::{Progress, Shown},
+        progress::{ProgressDisplay, TransferProgress},
     },
-    logic::update::upgrade::{self, Gate, Gone, Look, Trial, Verdict},
+    logic::update::upgrade::{
+        self, EndedContainer, TrialJudge, TrialLook, TrialVerdict, UpgradeTrial,
+    },
     shim,
     sys::{
         child::{self, Command},
@@ -37,7 +39,7 @@ const OWN: &str = "/proc/self/exe";
 
 /// Result of a trial.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum TrialOutcome {
     /// The new program of this version is the one from now on.
     Stays(String),
     /// The old one is back.
@@ -46,28 +48,32 @@ pub(super) enum Outcome {
 
 /// Watches a trial to its end. That comes at the latest some looks and [`crate::logic::update::upgrade::LINK_GRACE`] after the
 /// time that the program has.
-pub(super) fn watch(places: &Places, trial: &Trial, quiet: bool) -> Result<Outcome, CliError> {
-    let client = Client::new(Path::new(&trial.socket)).with_patience(LOOK_PATIENCE);
+pub(super) fn watch(
+    places: &ProgramPaths,
+    trial: &UpgradeTrial,
+    quiet: bool,
+) -> Result<TrialOutcome, CliError> {
+    let client = AgentClient::new(Path::new(&trial.socket)).with_patience(LOOK_PATIENCE);
     let begun = clock::mono();
-    let mut gate = Gate::new(trial, begun);
-    let mut progress = Progress::new(&format!("picolet {}", trial.version), quiet);
+    let mut gate = TrialJudge::new(trial, begun);
+    let mut progress = ProgressDisplay::new(&format!("picolet {}", trial.version), quiet);
     let boot = proc::boot_id().unwrap_or_default();
     // Bounded: by the gate's deadline, and the time that a healthy program and a link are given beyond it.
     loop {
         if switch::read_trial(places)?.is_none() {
             let version = &trial.version;
             if !switch::is_same(&places.program, &places.old()) {
-                return Ok(Outcome::Stays(version.clone()));
+                return Ok(TrialOutcome::Stays(version.clone()));
             }
             // The guard has put the old program back: no starts were left. On a full disk it leaves no note.
             let why = switch::bad(places, &trial.sum);
             let why = why.unwrap_or_else(|| format!("{version} it did not become healthy"));
-            return Ok(Outcome::Back(why));
+            return Ok(TrialOutcome::Back(why));
         }
         let look = look(places, trial, &client, &boot);
         let reason = match gate.judge(look, clock::mono()) {
-            Verdict::Wait => {
-                progress.show(Shown {
+            TrialVerdict::Wait => {
+                progress.show(TransferProgress {
                     stage: "on trial",
                     done: (clock::mono() - begun).as_secs().min(trial.patience_s),
                     all: trial.patience_s,
@@ -77,24 +83,29 @@ pub(super) fn watch(places: &Places, trial: &Trial, quiet: bool) -> Result<Outco
                 health::pause();
                 continue;
             }
-            Verdict::AskApiserver if is_at_fault(&client, Path::new(OWN)) => {
+            TrialVerdict::AskApiserver if is_at_fault(&client, Path::new(OWN)) => {
                 gate.blame(clock::mono());
                 continue;
             }
-            Verdict::Stay | Verdict::AskApiserver => {
+            TrialVerdict::Stay | TrialVerdict::AskApiserver => {
                 switch::end_trial(places).map_err(|e| failed("remove", &places.trial(), &e))?;
-                return Ok(Outcome::Stays(trial.version.clone()));
+                return Ok(TrialOutcome::Stays(trial.version.clone()));
             }
-            Verdict::Back(reason) => reason,
+            TrialVerdict::Back(reason) => reason,
         };
         put_back(places, &reason)?;
         running::restart(trial).map_err(|e| running::by_hand(&e))?;
-        return Ok(Outcome::Back(format!("{} {reason}", trial.version)));
+        return Ok(TrialOutcome::Back(format!("{} {reason}", trial.version)));
     }
 }
 
-fn look(places: &Places, trial: &Trial, client: &Client, boot: &str) -> Look {
-    let mut look = Look::default();
+fn look(
+    places: &ProgramPaths,
+    trial: &UpgradeTrial,
+    client: &AgentClient,
+    boot: &str,
+) -> TrialLook {
+    let mut look = TrialLook::default();
     let health = match health::look(client) {
         Ok(health) => health,
         Err(e) => {
@@ -133,7 +144,7 @@ fn uids(pods: &Value) -> Vec<(String, bool)> {
 }
 
 /// Lists the remembered containers whose processes are gone.
-fn gone(trial: &Trial, client: &Client) -> Vec<Gone> {
+fn gone(trial: &UpgradeTrial, client: &AgentClient) -> Vec<EndedContainer> {
     let ended = trial
         .kept
         .iter()
@@ -155,7 +166,7 @@ fn gone(trial: &Trial, client: &Client) -> Vec<Gone> {
             let by_itself = exit.is_some_and(|exit| {
                 exit.known && upgrade::ends_by_itself(exit.code, exit.oom_killed())
             });
-            Gone {
+            EndedContainer {
                 id: kept.id.clone(),
                 pod: kept.pod.clone(),
                 by_itself: by_itself && !was_killed(&kept.pod),
@@ -166,13 +177,13 @@ fn gone(trial: &Trial, client: &Client) -> Vec<Gone> {
 
 /// Returns true if the program `own` reaches the apiserver, which the one on trial does not. If that cannot be told,
 /// the apiserver is taken for out of reach.
-fn is_at_fault(client: &Client, own: &Path) -> bool {
-    let found = Running::find(client).and_then(|running| Ok(running.findings(own)?));
+fn is_at_fault(client: &AgentClient, own: &Path) -> bool {
+    let found = RunningAgent::find(client).and_then(|running| Ok(running.findings(own)?));
     // The level of the check would not do: it tells of a wrong clock, too.
     found.is_ok_and(|found| found.apiserver_answers == Some(true))
 }
 
-fn put_back(places: &Places, reason: &str) -> Result<(), CliError> {
+fn put_back(places: &ProgramPaths, reason: &str) -> Result<(), CliError> {
     let guard = Command::new("/bin/sh")
         .arg(places.guard())
         .arg("--back")
@@ -203,13 +214,13 @@ mod tests {
     };
 
     use super::*;
-    use crate::{image::testing::Scratch, server::backend::Health};
+    use crate::{image::testing::Scratch, server::backend::AgentHealth};
 
     /// Answers the first who asks how the agent is.
     fn tell(listener: &UnixListener, pid: u32) {
-        let health = Health {
+        let health = AgentHealth {
             pid,
-            ..Health::default()
+            ..AgentHealth::default()
         };
         let health = serde_json::to_string(&health).expect("JSON");
         let (mut stream, _) = listener.accept().expect("somebody asks");
@@ -229,7 +240,7 @@ mod tests {
         let scratch = Scratch::new();
         let socket = scratch.join("picolet.sock");
         let listener = UnixListener::bind(&socket).expect("socket");
-        let client = Client::new(&socket);
+        let client = AgentClient::new(&socket);
         // The agent, with what its unit sets.
         let mut agent = std::process::Command::new("cat")
             .stdin(Stdio::piped())

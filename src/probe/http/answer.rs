@@ -7,7 +7,9 @@ use crate::{
         Url,
         http_response::{BodyFraming, ResponseHead},
     },
-    probe::{AskError, MAX_TEXT_BYTES, Prober, dial, plain::Plain, tls::Tls},
+    probe::{
+        MAX_TEXT_BYTES, ProbeRequestError, Prober, dial, plain::PlainConnection, tls::TlsConnection,
+    },
 };
 
 /// Bytes of a body that are read; more bytes are no error.
@@ -22,22 +24,28 @@ pub const MAX_PIECES: usize = 512;
 const PIECE_BYTES: usize = 2048;
 
 /// The connection below.
-pub(super) enum Stream {
-    Plain(Plain),
-    Tls(Box<Tls>),
+pub(super) enum ProbeConnection {
+    Plain(PlainConnection),
+    Tls(Box<TlsConnection>),
 }
 
-impl Stream {
-    pub(super) async fn open(prober: &Prober, url: &Url, socket: Plain) -> Result<Self, AskError> {
+impl ProbeConnection {
+    pub(super) async fn open(
+        prober: &Prober,
+        url: &Url,
+        socket: PlainConnection,
+    ) -> Result<Self, ProbeRequestError> {
         if !url.https {
             return Ok(Self::Plain(socket));
         }
-        let wrong = |e: io::Error| AskError::Peer(format!("tls: {}", dial::text(&e)));
-        let mut tls = Tls::new(prober, url.host(), socket).map_err(wrong)?;
+        let wrong = |e: io::Error| ProbeRequestError::Peer(format!("tls: {}", dial::text(&e)));
+        let mut tls = TlsConnection::new(prober, url.host(), socket).map_err(wrong)?;
         match tls.handshake().await {
             Ok(()) => Ok(Self::Tls(Box::new(tls))),
-            Err(_) if tls.is_plain => Err(AskError::PlainHttp),
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(AskError::Peer("EOF".into())),
+            Err(_) if tls.is_plain => Err(ProbeRequestError::PlainHttp),
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(ProbeRequestError::Peer("EOF".into()))
+            }
             Err(e) => Err(wrong(e)),
         }
     }
@@ -58,8 +66,8 @@ impl Stream {
 }
 
 /// An answer as it comes in.
-pub(super) struct Incoming {
-    stream: Stream,
+pub(super) struct IncomingAnswer {
+    stream: ProbeConnection,
     /// Bytes that were read and not looked at yet.
     bytes: Vec<u8>,
     pieces: usize,
@@ -67,14 +75,14 @@ pub(super) struct Incoming {
 
 /// Status, redirect and framing of an answer, read from its head.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct ProbeAnswerHead {
     pub(super) code: u16,
     pub(super) location: Option<String>,
     body: BodyFraming,
 }
 
-impl Incoming {
-    pub(super) const fn new(stream: Stream) -> Self {
+impl IncomingAnswer {
+    pub(super) const fn new(stream: ProbeConnection) -> Self {
         Self {
             stream,
             bytes: Vec::new(),
@@ -97,7 +105,7 @@ impl Incoming {
     }
 
     /// Reads the head of the final answer.
-    pub(super) async fn head(&mut self) -> Result<Head, AskError> {
+    pub(super) async fn head(&mut self) -> Result<ProbeAnswerHead, ProbeRequestError> {
         let mut looked_at = 0;
         // Bounded: each round takes a head from what was read, or reads one of MAX_PIECES in a turn of its own.
         loop {
@@ -114,7 +122,7 @@ impl Incoming {
             looked_at = self.bytes.len();
             if looked_at > MAX_HEAD_BYTES {
                 let text = format!("the head of the answer is longer than {MAX_HEAD_BYTES} bytes");
-                return Err(AskError::Peer(text));
+                return Err(ProbeRequestError::Peer(text));
             }
             let len = self.more().await.map_err(|e| broken(&e))?;
             if len == 0 {
@@ -125,14 +133,17 @@ impl Incoming {
                 } else {
                     "unexpected EOF"
                 };
-                return Err(AskError::Peer(text.into()));
+                return Err(ProbeRequestError::Peer(text.into()));
             }
         }
     }
 
     /// Reads the body as far as it is read at all. Errors: it ends before its end, or is not one.
-    pub(super) async fn body(&mut self, head: &Head) -> Result<Vec<u8>, AskError> {
-        let mut body = Body::new(head.body);
+    pub(super) async fn body(
+        &mut self,
+        head: &ProbeAnswerHead,
+    ) -> Result<Vec<u8>, ProbeRequestError> {
+        let mut body = ProbeAnswerBody::new(head.body);
         // Bounded: each round reads one of MAX_PIECES in a turn of its own.
         loop {
             let done = body.take(&self.bytes)?;
@@ -144,7 +155,7 @@ impl Incoming {
                 Ok(0) if self.pieces > MAX_PIECES || head.body == BodyFraming::ToEnd => {
                     return Ok(body.text);
                 }
-                Ok(0) => return Err(AskError::Peer("unexpected EOF".into())),
+                Ok(0) => return Err(ProbeRequestError::Peer("unexpected EOF".into())),
                 Ok(_) => {}
                 Err(e) => return Err(broken(&e)),
             }
@@ -152,8 +163,8 @@ impl Incoming {
     }
 }
 
-fn broken(error: &io::Error) -> AskError {
-    AskError::Peer(format!("read tcp: read: {}", dial::text(error)))
+fn broken(error: &io::Error) -> ProbeRequestError {
+    ProbeRequestError::Peer(format!("read tcp: read: {}", dial::text(error)))
 }
 
 /// Returns true if an empty line ends in the bytes after `from`.
@@ -163,40 +174,40 @@ fn has_end(bytes: &[u8], from: usize) -> bool {
 }
 
 /// Reads a head and its length. Errors: it is none.
-fn parse(bytes: &[u8]) -> Result<Option<(Head, usize)>, AskError> {
+fn parse(bytes: &[u8]) -> Result<Option<(ProbeAnswerHead, usize)>, ProbeRequestError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let response = match ResponseHead::parse(bytes, &mut headers) {
         Ok(Some(response)) => response,
         Ok(None) => return Ok(None),
         Err(httparse::Error::TooManyHeaders) => {
             let text = format!("the answer has more than {MAX_HEADERS} headers");
-            return Err(AskError::Peer(text));
+            return Err(ProbeRequestError::Peer(text));
         }
         Err(_) => {
             let line = bytes.split(|b| *b == b'\n').next().unwrap_or(&[]);
             let line = String::from_utf8_lossy(&line[..line.len().min(64)]);
             let text = format!("malformed HTTP response {:?}", line.trim());
-            return Err(AskError::Peer(text));
+            return Err(ProbeRequestError::Peer(text));
         }
     };
     let body = response.framing();
-    let head = Head {
+    let head = ProbeAnswerHead {
         code: response.status,
         location: response.value("location").filter(|l| !l.is_empty()),
-        body: body.map_err(|e| AskError::Peer(e.to_string()))?,
+        body: body.map_err(|e| ProbeRequestError::Peer(e.to_string()))?,
     };
     Ok(Some((head, response.length)))
 }
 
 /// A body; only its beginning is kept.
-struct Body {
+struct ProbeAnswerBody {
     framing: BodyFraming,
     /// Bytes of the body so far.
     seen: usize,
     text: Vec<u8>,
 }
 
-impl Body {
+impl ProbeAnswerBody {
     const fn new(framing: BodyFraming) -> Self {
         Self {
             framing,
@@ -206,11 +217,11 @@ impl Body {
     }
 
     /// Takes what came in. Returns whether that is all.
-    fn take(&mut self, mut bytes: &[u8]) -> Result<bool, AskError> {
+    fn take(&mut self, mut bytes: &[u8]) -> Result<bool, ProbeRequestError> {
         // Bounded: each round takes some of `bytes`.
         loop {
             let piece = self.framing.next_piece(&mut bytes);
-            let piece = piece.map_err(|e| AskError::Peer(e.to_string()))?;
+            let piece = piece.map_err(|e| ProbeRequestError::Peer(e.to_string()))?;
             if piece.is_empty() {
                 return Ok(self.framing.is_over() || self.seen >= MAX_BODY_BYTES);
             }
@@ -229,7 +240,7 @@ mod tests {
     fn heads() {
         let parsed = |text: &str| parse(text.as_bytes()).map(|h| h.map(|(head, _)| head));
         let head = |code, body| {
-            Ok(Some(Head {
+            Ok(Some(ProbeAnswerHead {
                 code,
                 location: None,
                 body,
@@ -253,11 +264,11 @@ mod tests {
             ("HTTP/1.1 20", Ok(None)),
             (
                 "HTTP/1.1 200 x\r\nContent-Length: x\r\n\r\n",
-                Err(AskError::Peer("bad Content-Length \"x\"".into())),
+                Err(ProbeRequestError::Peer("bad Content-Length \"x\"".into())),
             ),
             (
                 "SSH-2.0-x\r\n\r\n",
-                Err(AskError::Peer(
+                Err(ProbeRequestError::Peer(
                     "malformed HTTP response \"SSH-2.0-x\"".into(),
                 )),
             ),
@@ -278,13 +289,13 @@ mod tests {
     fn the_rest_of_a_long_body_is_not_read() {
         // PROBE-30
         for framing in [BodyFraming::ToEnd, BodyFraming::Length(1 << 40)] {
-            let mut body = Body::new(framing);
+            let mut body = ProbeAnswerBody::new(framing);
             assert_eq!(body.take(&[b'x'; MAX_BODY_BYTES - 1]), Ok(false));
             assert_eq!(body.take(b"x"), Ok(true), "more is not read");
             assert_eq!(body.text.len(), MAX_TEXT_BYTES);
         }
-        let body = Body::new(BodyFraming::CHUNKED).take(b"x\r\n");
-        let wrong = AskError::Peer("invalid byte in chunk length".into());
+        let body = ProbeAnswerBody::new(BodyFraming::CHUNKED).take(b"x\r\n");
+        let wrong = ProbeRequestError::Peer("invalid byte in chunk length".into());
         assert_eq!(body, Err(wrong));
     }
 }

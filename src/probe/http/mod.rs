@@ -8,9 +8,11 @@ use core::{cell::Cell, fmt::Write as _, net::IpAddr};
 
 use smol::future;
 
-use answer::{Incoming, Stream};
+use answer::{IncomingAnswer, ProbeConnection};
 
-use super::{Answer, AskError, HttpGet, Late, Prober, Unanswered, VERSION, dial};
+use super::{
+    HttpGet, ProbeAnswer, ProbeRequestError, Prober, TimeLimit, UnansweredRequest, VERSION, dial,
+};
 use crate::net::Url;
 
 /// Redirects followed.
@@ -21,45 +23,49 @@ pub(super) async fn probe(
     prober: &Prober,
     get: &HttpGet,
     ip: Option<IpAddr>,
-    late: Late,
-) -> Answer {
-    let state = State::new(get, ip);
+    late: TimeLimit,
+) -> ProbeAnswer {
+    let state = HttpGetProgress::new(get, ip);
     let ask = async {
         match fetch(prober, get, ip, "probe", &state).await {
             Ok(answer) => judge(&answer),
-            Err(e) if state.in_body.get() => Answer::Error(e.to_string()),
-            Err(e) => Answer::Failure(state.unanswered(e).to_string()),
+            Err(e) if state.in_body.get() => ProbeAnswer::Error(e.to_string()),
+            Err(e) => ProbeAnswer::Failure(state.unanswered(e).to_string()),
         }
     };
     let late = async {
         late.await;
         if state.in_body.get() {
-            Answer::Error(
+            ProbeAnswer::Error(
                 "context deadline exceeded (Client.Timeout or context cancellation while reading body)"
                     .into(),
             )
         } else {
             let text = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
-            Answer::Failure(state.unanswered(AskError::Peer(text.into())).to_string())
+            ProbeAnswer::Failure(
+                state
+                    .unanswered(ProbeRequestError::Peer(text.into()))
+                    .to_string(),
+            )
         }
     };
     future::or(ask, late).await
 }
 
-fn judge(answer: &Response) -> Answer {
+fn judge(answer: &ProbeResponse) -> ProbeAnswer {
     match answer.code {
-        200..300 => Answer::Success,
-        300..400 => Answer::Warning(format!(
+        200..300 => ProbeAnswer::Success,
+        300..400 => ProbeAnswer::Warning(format!(
             "Probe terminated redirects, Response body: {}",
             String::from_utf8_lossy(&answer.body)
         )),
-        code => Answer::Failure(format!("HTTP probe failed with statuscode: {code}")),
+        code => ProbeAnswer::Failure(format!("HTTP probe failed with statuscode: {code}")),
     }
 }
 
 /// Result of a lifecycle hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hooked {
+pub enum HookOutcome {
     /// The hook was answered.
     Answered,
     /// The hook was answered in plain text; the host and port that were asked over TLS first.
@@ -74,12 +80,12 @@ pub async fn hook(
     prober: &Prober,
     get: &HttpGet,
     ip: Option<IpAddr>,
-) -> Result<Hooked, Unanswered> {
-    let state = State::new(get, ip);
+) -> Result<HookOutcome, UnansweredRequest> {
+    let state = HttpGetProgress::new(get, ip);
     match fetch(prober, get, ip, "lifecycle", &state).await {
-        Ok(_) => Ok(Hooked::Answered),
-        Err(_) if state.in_body.get() => Ok(Hooked::Answered),
-        Err(AskError::PlainHttp) => {
+        Ok(_) => Ok(HookOutcome::Answered),
+        Err(_) if state.in_body.get() => Ok(HookOutcome::Answered),
+        Err(ProbeRequestError::PlainHttp) => {
             let secret = |name: &str| name.eq_ignore_ascii_case("authorization");
             let open = get.headers.iter().filter(|(name, _)| !secret(name));
             let plain = HttpGet {
@@ -87,11 +93,15 @@ pub async fn hook(
                 headers: open.cloned().collect(),
                 ..get.clone()
             };
-            let again = State::new(&plain, ip);
+            let again = HttpGetProgress::new(&plain, ip);
             match fetch(prober, &plain, ip, "lifecycle", &again).await {
                 // As upstream: the first error is the one that is told.
-                Err(_) if !again.in_body.get() => Err(state.unanswered(AskError::PlainHttp)),
-                _ => Ok(Hooked::InPlainText(dial::shown(&get.host, ip, get.port))),
+                Err(_) if !again.in_body.get() => {
+                    Err(state.unanswered(ProbeRequestError::PlainHttp))
+                }
+                _ => Ok(HookOutcome::InPlainText(dial::shown(
+                    &get.host, ip, get.port,
+                ))),
             }
         }
         Err(e) => Err(state.unanswered(e)),
@@ -147,20 +157,20 @@ fn is_url(text: &str) -> bool {
 }
 
 /// Status and body of an answer.
-struct Response {
+struct ProbeResponse {
     code: u16,
     /// The first bytes of the body.
     body: Vec<u8>,
 }
 
 /// Progress of a GET.
-struct State {
+struct HttpGetProgress {
     url: Cell<String>,
     /// Set when the head of the answer is there; only the body is left.
     in_body: Cell<bool>,
 }
 
-impl State {
+impl HttpGetProgress {
     fn new(get: &HttpGet, ip: Option<IpAddr>) -> Self {
         Self {
             url: Cell::new(url_of(get, ip).to_string()),
@@ -168,10 +178,10 @@ impl State {
         }
     }
 
-    fn unanswered(&self, source: AskError) -> Unanswered {
+    fn unanswered(&self, source: ProbeRequestError) -> UnansweredRequest {
         let url = self.url.take();
         self.url.set(url.clone());
-        Unanswered { url, source }
+        UnansweredRequest { url, source }
     }
 }
 
@@ -188,30 +198,31 @@ async fn fetch(
     get: &HttpGet,
     ip: Option<IpAddr>,
     purpose: &str,
-    state: &State,
-) -> Result<Response, AskError> {
+    state: &HttpGetProgress,
+) -> Result<ProbeResponse, ProbeRequestError> {
     let mut url = url_of(get, ip);
     let asked = url.host().to_owned();
     let mut own_host = headers(get, "host").next().filter(|h| !h.is_empty());
     // Bounded: by MAX_REDIRECTS.
     for redirects in 0.. {
         let socket = dial::connect(prober, &get.host, ip, url.port()).await?;
-        let mut stream = Stream::open(prober, &url, socket).await?;
+        let mut stream = ProbeConnection::open(prober, &url, socket).await?;
         let head = head_of(get, purpose, &url, own_host)?;
-        stream
-            .write_all(head.as_bytes())
-            .await
-            .map_err(|e| AskError::Peer(format!("write tcp: write: {}", dial::text(&e))))?;
-        let mut answer = Incoming::new(stream);
+        stream.write_all(head.as_bytes()).await.map_err(|e| {
+            ProbeRequestError::Peer(format!("write tcp: write: {}", dial::text(&e)))
+        })?;
+        let mut answer = IncomingAnswer::new(stream);
         let head = answer.head().await?;
         if let (301..=303 | 307 | 308, Some(location)) = (head.code, &head.location) {
             let next = url.join(location).map_err(|e| {
-                AskError::Peer(format!("failed to parse Location header {location:?}: {e}"))
+                ProbeRequestError::Peer(format!(
+                    "failed to parse Location header {location:?}: {e}"
+                ))
             })?;
             if next.host().eq_ignore_ascii_case(&asked) {
                 if redirects >= MAX_REDIRECTS - 1 {
                     let text = format!("stopped after {MAX_REDIRECTS} redirects");
-                    return Err(AskError::Peer(text));
+                    return Err(ProbeRequestError::Peer(text));
                 }
                 if location.contains("://") || location.starts_with("//") {
                     own_host = None;
@@ -223,12 +234,12 @@ async fn fetch(
         }
         state.in_body.set(true);
         let body = answer.body(&head).await?;
-        return Ok(Response {
+        return Ok(ProbeResponse {
             code: head.code,
             body,
         });
     }
-    Err(AskError::Peer("stopped".into()))
+    Err(ProbeRequestError::Peer("stopped".into()))
 }
 
 fn headers<'a>(get: &'a HttpGet, name: &'a str) -> impl Iterator<Item = &'a str> {
@@ -253,17 +264,17 @@ fn head_of(
     purpose: &str,
     url: &Url,
     own_host: Option<&str>,
-) -> Result<String, AskError> {
+) -> Result<String, ProbeRequestError> {
     let mut head = format!("GET {} HTTP/1.1\r\n", url.path);
-    let mut line = |name: &str, value: &str| -> Result<(), AskError> {
+    let mut line = |name: &str, value: &str| -> Result<(), ProbeRequestError> {
         let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
         if name.is_empty() || !name.bytes().all(token) {
             let text = format!("net/http: invalid header field name {name:?}");
-            return Err(AskError::Spec(text));
+            return Err(ProbeRequestError::Spec(text));
         }
         if value.bytes().any(|b| b.is_ascii_control() && b != b'\t') {
             let text = format!("net/http: invalid header field value for {name:?}");
-            return Err(AskError::Spec(text));
+            return Err(ProbeRequestError::Spec(text));
         }
         let _ = write!(head, "{name}: {}\r\n", value.trim());
         Ok(())
@@ -381,13 +392,13 @@ mod tests {
             ),
             (
                 &[("X", "a\r\nY: b")],
-                Err(AskError::Spec(
+                Err(ProbeRequestError::Spec(
                     "net/http: invalid header field value for \"X\"".into(),
                 )),
             ),
             (
                 &[("X Y", "a")],
-                Err(AskError::Spec(
+                Err(ProbeRequestError::Spec(
                     "net/http: invalid header field name \"X Y\"".into(),
                 )),
             ),

@@ -17,7 +17,7 @@ use std::{
 use super::program;
 use crate::{
     api::cri::{LinuxSecurity, SecurityProfile},
-    sys::child::{self, Command, Input},
+    sys::child::{self, ChildInput, Command},
 };
 
 /// Name of our profile. A change of [`TEXT`] needs a new number: a test holds the two together.
@@ -201,7 +201,7 @@ async fn load() -> Result<(), AppArmorError> {
     // No cache (`K`): it would be a file to keep in order for one profile a boot. `r`: another agent may be first.
     let command = Command::new(parser)
         .arg("-Kr")
-        .stdin(Input::Bytes(
+        .stdin(ChildInput::Bytes(
             TEXT.replace("NAME", DEFAULT_PROFILE).into_bytes(),
         ))
         .capture(PARSER_OUTPUT);

@@ -11,8 +11,10 @@ use smol::future;
 
 use super::{Runc, failed};
 use crate::api::ContainerId;
-use crate::runtime::{AttachOptions, Output, Room, RuntimeError, Session, Streams};
-use crate::shim::control::{self, Attached, MAX_DATA_BYTES, kind};
+use crate::runtime::{
+    AttachOptions, OutputRead, OutputRoom, ProcessStreams, RuntimeError, StreamSession,
+};
+use crate::shim::control::{self, MAX_DATA_BYTES, ShimConnection, kind};
 
 /// Time limit for a shim to let a client in.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -22,10 +24,10 @@ impl Runc {
         &self,
         id: &ContainerId,
         options: AttachOptions,
-    ) -> Result<Session, RuntimeError> {
+    ) -> Result<StreamSession, RuntimeError> {
         self.demand_running(id)?;
         let dir = self.dirs(id).run;
-        let wanted = control::Streams {
+        let wanted = control::AttachStreams {
             stdin: options.stdin,
             stdout: options.stdout,
             stderr: options.stderr,
@@ -36,7 +38,7 @@ impl Runc {
             Err(io::Error::new(io::ErrorKind::TimedOut, why))
         };
         let attached = future::or(control::attach(&dir, wanted), late).await;
-        let streams = Attachment {
+        let streams = ShimAttachment {
             attached: attached.map_err(failed(&format!("attach to container {id}")))?,
             stdin: options.stdin,
             stdin_once: options.stdin_once,
@@ -44,7 +46,7 @@ impl Runc {
             size: None,
             over: false,
         };
-        Ok(Session {
+        Ok(StreamSession {
             streams: Box::new(streams),
             end: Box::pin(async { Ok(0) }),
         })
@@ -53,8 +55,8 @@ impl Runc {
 
 /// A client of a shim.
 #[derive(Debug)]
-struct Attachment {
-    attached: Attached,
+struct ShimAttachment {
+    attached: ShimConnection,
     stdin: bool,
     stdin_once: bool,
     /// Requests that are sent as soon as the shim takes them: the end of input, the terminal's size.
@@ -63,7 +65,7 @@ struct Attachment {
     over: bool,
 }
 
-impl Attachment {
+impl ShimAttachment {
     fn poll_requests(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if let Some((columns, rows)) = self.size {
             let ([a, b], [c, d]) = (columns.to_le_bytes(), rows.to_le_bytes());
@@ -78,17 +80,17 @@ impl Attachment {
     }
 }
 
-impl Streams for Attachment {
+impl ProcessStreams for ShimAttachment {
     fn poll_output(
         &mut self,
         cx: &mut Context<'_>,
-        room: Room,
+        room: OutputRoom,
         buffer: &mut [u8],
-    ) -> Poll<io::Result<Output>> {
+    ) -> Poll<io::Result<OutputRead>> {
         // If the shim is gone, the next read fails.
         let _ = self.poll_requests(cx);
         if self.over {
-            return Poll::Ready(Ok(Output::End));
+            return Poll::Ready(Ok(OutputRead::End));
         }
         // Only a taken packet tells its stream.
         if room.stdout.min(room.stderr).min(buffer.len()) < MAX_DATA_BYTES {
@@ -97,11 +99,11 @@ impl Streams for Attachment {
         // Bounded: beside output a shim sends only an answer to each request.
         loop {
             let output = match ready!(self.attached.poll_packet(cx, buffer))? {
-                (kind::STDOUT, n) => Output::Stdout(n),
-                (kind::STDERR, n) => Output::Stderr(n),
+                (kind::STDOUT, n) => OutputRead::Stdout(n),
+                (kind::STDERR, n) => OutputRead::Stderr(n),
                 (kind::END, _) => {
                     self.over = true;
-                    Output::End
+                    OutputRead::End
                 }
                 // Answers to requests, and a later shim's news.
                 _ => continue,

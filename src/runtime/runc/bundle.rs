@@ -23,12 +23,12 @@ use std::{
 
 use nix::{fcntl::OFlag, sys::stat::Mode};
 
-use super::{host, sources::Source};
-use crate::api::strict::{TextError, from_json};
+use super::{host, sources::MountSource};
+use crate::api::strict::{JsonTextError, from_json};
 use crate::{
     api::{
-        cri::{self, Mount, Propagation},
-        oci::{self, Seccomp},
+        cri::{self, ContainerMount, MountPropagation},
+        oci::{self, SeccompFilter},
     },
     sys::{crash, lane::Lane, mount, open, remove},
 };
@@ -40,14 +40,14 @@ const PROFILE_LIMIT: u64 = 4 * 1024 * 1024;
 
 /// Directories of a container.
 #[derive(Clone, Debug)]
-pub(super) struct Dirs {
+pub(super) struct ContainerDirs {
     /// `<run>/containers/<id>`: the bundle.
     pub(super) run: PathBuf,
     /// `<root>/containers/<id>`.
     pub(super) root: PathBuf,
 }
 
-impl Dirs {
+impl ContainerDirs {
     pub(super) fn rootfs(&self) -> PathBuf {
         self.run.join("rootfs")
     }
@@ -59,26 +59,26 @@ impl Dirs {
 
 /// Facts found while the root file system was mounted.
 #[derive(Debug, Default)]
-pub(super) struct Prepared {
+pub(super) struct PreparedBundle {
     pub(super) passwd: String,
     pub(super) group: String,
-    pub(super) image_volumes: Vec<Mount>,
-    pub(super) seccomp: Option<Seccomp>,
+    pub(super) image_volumes: Vec<ContainerMount>,
+    pub(super) seccomp: Option<SeccompFilter>,
     /// Device nodes of the container, in their order.
-    pub(super) devices: Vec<oci::Device>,
+    pub(super) devices: Vec<oci::OciDevice>,
     /// All nodes of the machine, if they were wanted.
-    pub(super) host_devices: Vec<oci::Device>,
+    pub(super) host_devices: Vec<oci::OciDevice>,
     /// The container's mounts with links resolved on the host; an image has the path at which it is mounted.
-    pub(super) mounts: Vec<Mount>,
+    pub(super) mounts: Vec<ContainerMount>,
 }
 
 /// Mounts of a container, resolved on the host.
 #[derive(Debug)]
-pub(super) struct Resolved {
+pub(super) struct ResolvedMounts {
     /// Mounts with links resolved on the host; images unchanged.
-    pub(super) mounts: Vec<Mount>,
+    pub(super) mounts: Vec<ContainerMount>,
     /// Paths of the host to which these lead.
-    pub(super) sources: Vec<Source>,
+    pub(super) sources: Vec<MountSource>,
 }
 
 /// An image to be mounted as a volume.
@@ -92,17 +92,17 @@ pub(super) struct VolumeImage {
 
 /// Parts of a bundle that are to be prepared.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
-    pub(super) dirs: Dirs,
+pub(super) struct BundleRequest {
+    pub(super) dirs: ContainerDirs,
     pub(super) layers: Vec<PathBuf>,
     /// Mounts as [`resolve`] returned them.
-    pub(super) mounts: Vec<Mount>,
+    pub(super) mounts: Vec<ContainerMount>,
     /// Images of `mounts`, each once.
     pub(super) volume_images: Vec<VolumeImage>,
     /// Paths of the image that stay writable although the root is read-only.
     pub(super) writable: Vec<String>,
     pub(super) seccomp_file: Option<String>,
-    pub(super) devices: Vec<cri::Device>,
+    pub(super) devices: Vec<cri::ContainerDeviceNode>,
     /// Set if the container gets all nodes of the machine.
     pub(super) all_devices: bool,
 }
@@ -129,19 +129,19 @@ pub(super) enum BundleError {
     Volume {
         image: String,
         at: String,
-        source: VolumeError,
+        source: ImageVolumeError,
     },
     /// Fault of a device: it may be unplugged, or another one.
     #[error("device {0:?}")]
     Device(String, #[source] io::Error),
     /// Fault of the seccomp profile: its author has to mend it.
     #[error("seccomp profile {0:?}")]
-    Profile(String, #[source] TextError),
+    Profile(String, #[source] JsonTextError),
 }
 
 /// Reason why an image shows nothing where it is mounted.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum VolumeError {
+pub(super) enum ImageVolumeError {
     #[error("it is not mounted")]
     NotMounted,
     #[error("subPath {0:?} {1}")]
@@ -160,11 +160,14 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
 /// error, a link is resolved on the host (RTM-12).
 ///
 /// Blocking, perhaps for ever: the server of a path may be gone. Nothing is changed meanwhile.
-pub(super) fn resolve(mut mounts: Vec<Mount>, own: &[PathBuf]) -> Result<Resolved, BundleError> {
+pub(super) fn resolve(
+    mut mounts: Vec<ContainerMount>,
+    own: &[PathBuf],
+) -> Result<ResolvedMounts, BundleError> {
     let mut sources = Vec::new();
     for mount in mounts.iter_mut().filter(|mount| mount.image.is_none()) {
         let (host, at) = (&mount.host_path, &mount.container_path);
-        let source = Source::resolve(host, at, own).and_then(|source| {
+        let source = MountSource::resolve(host, at, own).and_then(|source| {
             let path = &source.path;
             super::mounts::check_propagation(path, mount.propagation).map(|()| source)
         });
@@ -175,14 +178,14 @@ pub(super) fn resolve(mut mounts: Vec<Mount>, own: &[PathBuf]) -> Result<Resolve
         mount.host_path = source.path.display().to_string();
         sources.push(source);
     }
-    Ok(Resolved { mounts, sources })
+    Ok(ResolvedMounts { mounts, sources })
 }
 
 /// Mounts the root file system and reads what the specification needs.
 ///
 /// - Errors: what was made is left for [`unmake`].
-pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
-    let Wanted { dirs, layers, .. } = wanted;
+pub(super) fn prepare(wanted: &BundleRequest) -> Result<PreparedBundle, BundleError> {
+    let BundleRequest { dirs, layers, .. } = wanted;
     let rootfs = dirs.rootfs();
     let (upper, work) = (dirs.root.join("upper"), dirs.root.join("work"));
     super::files::make_private(&dirs.root).map_err(at(&dirs.root))?;
@@ -199,24 +202,24 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
     let read = |path: &str| {
         read_in_root(&root, path).map_err(|e| BundleError::Image(format!("/{path}"), e))
     };
-    let mut prepared = Prepared {
+    let mut prepared = PreparedBundle {
         passwd: read("etc/passwd")?,
         group: read("etc/group")?,
-        ..Prepared::default()
+        ..PreparedBundle::default()
     };
     for path in &wanted.writable {
-        prepared.image_volumes.push(Mount {
+        prepared.image_volumes.push(ContainerMount {
             host_path: directory_in_root(&rootfs, &root, path)
                 .map_err(|e| BundleError::Image(format!("volume {path:?}"), e))?,
             container_path: path.clone(),
-            propagation: Propagation::Private,
-            ..Mount::default()
+            propagation: MountPropagation::Private,
+            ..ContainerMount::default()
         });
     }
     let volumes = mount_volumes(wanted)?;
     for mount in &wanted.mounts {
         if let Some(spec) = &mount.image {
-            prepared.mounts.push(Mount {
+            prepared.mounts.push(ContainerMount {
                 host_path: in_volume(&volumes, &spec.image, &mount.image_sub_path).map_err(
                     |source| BundleError::Volume {
                         image: spec.user_image.clone(),
@@ -249,9 +252,9 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
     Ok(prepared)
 }
 
-fn device_node(device: &cri::Device) -> io::Result<oci::Device> {
+fn device_node(device: &cri::ContainerDeviceNode) -> io::Result<oci::OciDevice> {
     let metadata = open::device(device)?;
-    Ok(oci::Device {
+    Ok(oci::OciDevice {
         kind: if device.block { "b" } else { "c" }.to_owned(),
         path: device.container_path.clone(),
         major: device.major.into(),
@@ -276,8 +279,8 @@ fn mount_rootfs(layers: &[PathBuf], upper: &Path, work: &Path, rootfs: &Path) ->
 }
 
 /// Mounts the images of volumes. Returns each image with its mount point.
-fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, BundleError> {
-    let Wanted { dirs, .. } = wanted;
+fn mount_volumes(wanted: &BundleRequest) -> Result<Vec<(&str, PathBuf)>, BundleError> {
+    let BundleRequest { dirs, .. } = wanted;
     let mut mounted = Vec::new();
     if wanted.volume_images.is_empty() {
         return Ok(mounted);
@@ -315,20 +318,20 @@ fn in_volume(
     volumes: &[(&str, PathBuf)],
     image: &str,
     sub_path: &str,
-) -> Result<String, VolumeError> {
+) -> Result<String, ImageVolumeError> {
     let mut volumes = volumes.iter();
     let (_, root) = volumes
         .find(|(name, _)| *name == image)
-        .ok_or(VolumeError::NotMounted)?;
+        .ok_or(ImageVolumeError::NotMounted)?;
     if sub_path.is_empty() {
         return Ok(root.display().to_string());
     }
-    let wrong = |why| VolumeError::SubPath(sub_path.to_owned(), why);
+    let wrong = |why| ImageVolumeError::SubPath(sub_path.to_owned(), why);
     let within = |e: io::Error| match e.raw_os_error() {
         Some(libc::EXDEV | libc::ELOOP) => wrong("leads out of the image"),
         Some(libc::ENOENT) => wrong("is not in the image"),
         Some(libc::ENOTDIR) => wrong("is not a directory"),
-        _ => VolumeError::Io(sub_path.to_owned(), e),
+        _ => ImageVolumeError::Io(sub_path.to_owned(), e),
     };
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let found = open::dir(root)
@@ -342,7 +345,7 @@ fn in_volume(
 }
 
 /// Unmounts the root file system and the images of volumes. Their contents stay. Idempotent.
-pub(super) fn unmount(dirs: &Dirs) -> io::Result<()> {
+pub(super) fn unmount(dirs: &ContainerDirs) -> io::Result<()> {
     mount::unmount(&dirs.rootfs())?;
     let volumes = dirs.volumes();
     for name in super::files::names(&volumes)? {
@@ -353,7 +356,7 @@ pub(super) fn unmount(dirs: &Dirs) -> io::Result<()> {
 
 /// Removes every trace on disk, the run directory last: it is found again after a crash. Idempotent. A container may
 /// have written much: others have their turn on the lane meanwhile.
-pub(super) async fn unmake(disk: &Lane, dirs: &Dirs) -> io::Result<()> {
+pub(super) async fn unmake(disk: &Lane, dirs: &ContainerDirs) -> io::Result<()> {
     let mounted = dirs.clone();
     disk.run(move || unmount(&mounted)).await?;
     crash::point("container.unmounted");
@@ -428,14 +431,14 @@ mod tests {
         fs::create_dir_all(top.join("outside")).expect("directory");
         std::os::unix::fs::symlink("outside", top.join("link")).expect("link");
         let top = fs::canonicalize(top).expect("directory");
-        let mount = |name: &str| Mount {
+        let mount = |name: &str| ContainerMount {
             host_path: top.join(name).display().to_string(),
             container_path: format!("/{name}"),
-            ..Mount::default()
+            ..ContainerMount::default()
         };
-        let image = Mount {
-            image: Some(cri::ImageSpec::default()),
-            ..Mount::default()
+        let image = ContainerMount {
+            image: Some(cri::MountedImage::default()),
+            ..ContainerMount::default()
         };
         let all = vec![mount("link"), image.clone(), mount("own/dir")];
         let own = [top.join("own")];
@@ -482,10 +485,10 @@ mod tests {
             fs::create_dir_all(&top).expect("directory");
             mount::bind(&top, &top, false).expect("bind");
             let answer = |propagation| {
-                let mount = Mount {
+                let mount = ContainerMount {
                     host_path: top.display().to_string(),
                     propagation,
-                    ..Mount::default()
+                    ..ContainerMount::default()
                 };
                 let resolved = resolve(vec![mount], &[]);
                 resolved.map(drop).map_err(|e| super::super::chain(&e))
@@ -498,15 +501,15 @@ mod tests {
                     top.display().to_string()
                 ))
             };
-            assert_eq!(answer(Propagation::Private), Ok(()));
-            assert_eq!(answer(Propagation::Bidirectional), refused("shared"));
+            assert_eq!(answer(MountPropagation::Private), Ok(()));
+            assert_eq!(answer(MountPropagation::Bidirectional), refused("shared"));
             assert_eq!(
-                answer(Propagation::HostToContainer),
+                answer(MountPropagation::HostToContainer),
                 refused("shared or slave")
             );
             mount::make_shared(&top).expect("shared");
-            assert_eq!(answer(Propagation::Bidirectional), Ok(()));
-            assert_eq!(answer(Propagation::HostToContainer), Ok(()));
+            assert_eq!(answer(MountPropagation::Bidirectional), Ok(()));
+            assert_eq!(answer(MountPropagation::HostToContainer), Ok(()));
             mount::unmount(&top).expect("unmount");
             fs::remove_dir(&top).expect("remove");
         };

@@ -30,7 +30,7 @@ pub struct LiveContainer {
 }
 
 /// Devices that vendors describe, and devices that come and go while a container runs. Every call blocks.
-pub trait ContainerDevices: Debug + Send + Sync {
+pub trait DeviceInjector: Debug + Send + Sync {
     /// Finds the changes for devices of these names.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ pub trait ContainerDevices: Debug + Send + Sync {
 
 impl Runc {
     /// The giver of devices; an error if there is none.
-    pub(super) fn container_devices(&self) -> Result<Arc<dyn ContainerDevices>, RuntimeError> {
+    pub(super) fn container_devices(&self) -> Result<Arc<dyn DeviceInjector>, RuntimeError> {
         let devices = self.settings.devices.clone();
         devices.ok_or_else(|| RuntimeError::Failed("no devices are given to containers".into()))
     }

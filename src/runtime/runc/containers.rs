@@ -14,35 +14,35 @@ use smol::future;
 
 use super::{
     Runc,
-    bundle::{self, Resolved},
+    bundle::{self, ResolvedMounts},
     chain,
     container_devices::LiveContainer,
     failed, failed_error, files,
-    gate::Turn,
-    images::{Hold, ResolvedImage},
+    gate::ChildPriority,
+    images::{BackendImageHold, ResolvedImage},
     masks, not_found,
     pods::open_process,
     process,
-    program::{self, ProgramError},
+    program::{self, OciRuntimeError},
     record::{self, ContainerRecord, SandboxRecord},
     sandbox,
-    sources::{self, Source},
-    table::{Container, Ended, container_entry},
+    sources::{self, MountSource},
+    table::{ContainerEntry, ProcessOwner, container_entry},
     tracers::{StoppedTracers, TRACED_CREATE_LIMIT},
 };
 use crate::{
-    api::order::Order as _,
+    api::order::OrderExt as _,
     api::{
-        ContainerId, PodUid, SandboxId, Wall,
+        ContainerId, PodUid, SandboxId, WallTime,
         cri::{
-            ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, DEFAULT_HANDLER,
-            ImageSpec, LinuxResources, Mount, MountStatus, NamespaceMode, OOM_KILLED, SandboxState,
-            SecurityProfile, is_stop_signal,
+            ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerMount, ContainerState,
+            DEFAULT_HANDLER, LinuxResources, MountStatus, MountedImage, NamespaceMode, OOM_KILLED,
+            SandboxState, SecurityProfile, is_stop_signal,
         },
         oci::SpecInput,
     },
-    runtime::{Logs, RuntimeError, log_removal, termination},
-    shim::{self, CREATE_TIMEOUT, Launch, LaunchError, LogOnly},
+    runtime::{LogRetention, RuntimeError, log_removal, termination},
+    shim::{self, CREATE_TIMEOUT, LogShimLaunch, ShimLaunch, ShimLaunchError},
     sys::{clock, crash, open, pidfd, remove},
 };
 
@@ -72,7 +72,7 @@ fn owner(record: &ContainerRecord) -> String {
 
 /// Images that a container mounts as volumes.
 #[derive(Default)]
-struct VolumeImages {
+struct RequestedVolumeImages {
     /// Keys in the store for the record, sorted, each once.
     keys: Vec<String>,
     /// Images for the bundle.
@@ -117,7 +117,7 @@ impl Runc {
                 return Err(RuntimeError::Failed(format!("container {id} runs already")));
             }
             // An earlier try failed, or was never started.
-            Some(false) => self.remove_instance(&id, Logs::Go).await?,
+            Some(false) => self.remove_instance(&id, LogRetention::Go).await?,
             None => {}
         }
         let process = self.settings.process.as_ref();
@@ -131,7 +131,7 @@ impl Runc {
                 .ok_or_else(|| not_found("image", &config.image))?,
         };
         let volumes = match process {
-            Some(_) => VolumeImages::default(),
+            Some(_) => RequestedVolumeImages::default(),
             None => self.volume_images(config)?,
         };
         // Held from now on: the layers are about to be mounted.
@@ -214,14 +214,17 @@ impl Runc {
     }
 
     /// Keeps an instance's images in the store. An image that is gone is left out.
-    pub(super) fn hold(&self, image: &str, volume_images: &[String]) -> Vec<Hold> {
+    pub(super) fn hold(&self, image: &str, volume_images: &[String]) -> Vec<BackendImageHold> {
         let volumes = volume_images.iter().map(String::as_str);
         let all = volumes.chain([image]);
         all.filter_map(|id| self.images.hold(id)).collect()
     }
 
     /// The images that the container mounts.
-    fn volume_images(&self, config: &ContainerConfig) -> Result<VolumeImages, RuntimeError> {
+    fn volume_images(
+        &self,
+        config: &ContainerConfig,
+    ) -> Result<RequestedVolumeImages, RuntimeError> {
         for mount in config.mounts.iter().filter(|m| m.image.is_some()) {
             if !mount.host_path.is_empty() || !mount.read_only {
                 let path = &mount.container_path;
@@ -230,7 +233,7 @@ impl Runc {
                 )));
             }
         }
-        let mut all = VolumeImages::default();
+        let mut all = RequestedVolumeImages::default();
         for reference in config.volume_images() {
             let resolved = self.images.resolve(&reference);
             let image = resolved
@@ -257,7 +260,7 @@ impl Runc {
         image: &ResolvedImage,
         volume_images: Vec<bundle::VolumeImage>,
         record: &mut ContainerRecord,
-    ) -> Result<Vec<Source>, RuntimeError> {
+    ) -> Result<Vec<MountSource>, RuntimeError> {
         let dirs = self.dirs(&record.id);
         // First, because nothing has to be undone if a device is missing.
         let edits = self.device_edits(&config.cdi_devices).await?;
@@ -277,12 +280,12 @@ impl Runc {
                 let resolved = self.disk.run_apart(&owner(record), resolve).await;
                 resolved.map_err(failed_error)?.map_err(failed_error)?
             }
-            false => Resolved {
+            false => ResolvedMounts {
                 mounts,
                 sources: Vec::new(),
             },
         };
-        let wanted = bundle::Wanted {
+        let wanted = bundle::BundleRequest {
             dirs: dirs.clone(),
             layers: image.layers.clone(),
             mounts: resolved.mounts,
@@ -471,7 +474,7 @@ impl Runc {
         let sources = sources.unwrap_or_default();
         let program = self.program_of(id).map_err(failed_error)?;
         let config = &record.config;
-        let launch = Launch {
+        let launch = ShimLaunch {
             exe: self.settings.exe.clone(),
             dir: self.dirs(id).run,
             id: id.to_string(),
@@ -494,7 +497,7 @@ impl Runc {
         let launched = async {
             *stopped = Some(self.stop_tracers(record).await?);
             let launched = shim::launch(&launch).await.map_err(|e| match e {
-                LaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
+                ShimLaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
                 other => failed_error(other),
             })?;
             *stopped = None;
@@ -503,13 +506,13 @@ impl Runc {
         // The shim is small; the `create` below it is not.
         let launched = self
             .gate
-            .pass_for(Turn::Create, CREATE_WIDTH_TIME, launched);
+            .pass_for(ChildPriority::Create, CREATE_WIDTH_TIME, launched);
         let launched = launched.await?;
         crash::point("container.launched");
         {
             let mut table = self.table.borrow_mut();
             let watched = table
-                .watch(launched.pidfd, Ended::Shim(id.clone()))
+                .watch(launched.pidfd, ProcessOwner::Shim(id.clone()))
                 .map_err(failed("watch the shim"))?;
             if let Some(c) = table.containers.get_mut(id) {
                 c.shim = Some(watched);
@@ -525,7 +528,7 @@ impl Runc {
                 .run(move || masks::check(&bundle, pid, same_label));
             looked.await.map_err(failed_error)?;
         }
-        if sources.iter().any(Source::is_held) {
+        if sources.iter().any(MountSource::is_held) {
             let looked = move || sources::check(&sources, pid);
             let looked = self.disk.run_apart(&owner(record), looked).await;
             looked.map_err(failed_error)?.map_err(failed_error)?;
@@ -546,7 +549,7 @@ impl Runc {
             .await
             .map(drop)
             .map_err(|e| match e {
-                ProgramError::Call { message, .. } => RuntimeError::Failed(message),
+                OciRuntimeError::Call { message, .. } => RuntimeError::Failed(message),
                 other => failed_error(other),
             })
     }
@@ -619,14 +622,14 @@ impl Runc {
                     Timer::after(SIGNAL_WAIT).await;
                     let message = format!("has not ended within {SIGNAL_WAIT:?}");
                     let call = "kill";
-                    Err(ProgramError::Call { call, message })
+                    Err(OciRuntimeError::Call { call, message })
                 };
                 future::or(call, late).await.map(drop)
             }
             Err(e) => Err(e),
         };
         match killed {
-            Err(ProgramError::Call { message, .. }) if program::is_gone(&message) => Ok(()),
+            Err(OciRuntimeError::Call { message, .. }) if program::is_gone(&message) => Ok(()),
             Err(e) => {
                 // The runtime is missing, broken or hangs: a pod must end all the same.
                 log::warn!("container={id} {e}; its init is signalled directly");
@@ -716,7 +719,7 @@ impl Runc {
     pub(super) async fn remove_instance(
         &self,
         id: &ContainerId,
-        logs: Logs,
+        logs: LogRetention,
     ) -> Result<(), RuntimeError> {
         self.stop_instance(id, Duration::ZERO).await?;
         let (log, cgroup, name) = {
@@ -766,7 +769,7 @@ impl Runc {
                 .call(&self.runtime_root(), "delete", &["--force", id], &self.gate)
                 .await;
             match deleted {
-                Err(ProgramError::Call { message, .. }) if program::is_gone(&message) => {}
+                Err(OciRuntimeError::Call { message, .. }) if program::is_gone(&message) => {}
                 Err(e) => log::warn!("container={id} {e}"),
                 Ok(_) => {}
             }
@@ -778,12 +781,12 @@ impl Runc {
         let ended = self.table.borrow_mut().take_ended();
         for who in ended {
             match who {
-                Ended::Shim(id) => {
+                ProcessOwner::Shim(id) => {
                     if !self.shim_ended(&id) {
                         self.rescue(&id).await;
                     }
                 }
-                Ended::Holder(id) => {
+                ProcessOwner::Holder(id) => {
                     if let Some(sandbox) = self.table.borrow_mut().sandboxes.get_mut(&id) {
                         // All processes in its PID namespace died with it.
                         sandbox.status.state = SandboxState::NotReady;
@@ -835,7 +838,7 @@ impl Runc {
             .map_or_else(String::new, |c| c.status.log_path.clone());
         // Its held records are saved, even if shims hold none any more by now.
         let held = Some(self.held_log(id));
-        let launched = shim::launch_log_only(&LogOnly {
+        let launched = shim::launch_log_only(&LogShimLaunch {
             exe: self.settings.exe.clone(),
             dir: self.dirs(id).run,
             log: PathBuf::from(log),
@@ -850,7 +853,9 @@ impl Runc {
         self.cgroups.kill(&cgroup);
         let mut table = self.table.borrow_mut();
         let watched = match launched {
-            Ok(Some(launched)) => table.watch(launched.pidfd, Ended::Shim(id.clone())).ok(),
+            Ok(Some(launched)) => table
+                .watch(launched.pidfd, ProcessOwner::Shim(id.clone()))
+                .ok(),
             // The container had ended: its output is saved and recorded.
             Ok(None) => None,
             Err(e) => {
@@ -923,7 +928,7 @@ impl Runc {
                 return;
             };
             c.message_read = true;
-            termination::Source {
+            termination::TerminationSource {
                 file: c.termination_file.clone(),
                 log: c.status.log_path.clone(),
                 fallback: c.termination_fallback,
@@ -950,8 +955,8 @@ impl Runc {
 }
 
 /// Mounts of which a status tells more than the spec does.
-fn mounts_told(mounts: &[Mount], images: &VolumeImages) -> Vec<MountStatus> {
-    let reference = |image: &ImageSpec| {
+fn mounts_told(mounts: &[ContainerMount], images: &RequestedVolumeImages) -> Vec<MountStatus> {
+    let reference = |image: &MountedImage| {
         let mut all = images.wanted.iter().zip(&images.references);
         let found = all.find(|(wanted, _)| wanted.image == image.image);
         found
@@ -970,7 +975,7 @@ fn mounts_told(mounts: &[Mount], images: &VolumeImages) -> Vec<MountStatus> {
 }
 
 /// Notes the end of an instance, by its shim's record.
-pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit) {
+pub(super) fn note_exit(container: &mut ContainerEntry, exit: &shim::ContainerExitRecord) {
     let status = &mut container.status;
     container.shim = None;
     status.pid = 0;
@@ -991,7 +996,7 @@ pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit) {
 }
 
 /// Notes the end of an instance whose exit code is unknown (RTM-05, WAIT-24).
-pub(super) fn note_lost(container: &mut Container) {
+pub(super) fn note_lost(container: &mut ContainerEntry) {
     let status = &mut container.status;
     container.shim = None;
     status.pid = 0;
@@ -1005,7 +1010,7 @@ pub(super) fn note_lost(container: &mut Container) {
 }
 
 /// Notes that an instance could not be started (RTM-03).
-pub(super) fn note_failure(container: &mut Container, message: &str, wall: Wall) {
+pub(super) fn note_failure(container: &mut ContainerEntry, message: &str, wall: WallTime) {
     let status = &mut container.status;
     status.pid = 0;
     status.state = ContainerState::Exited;

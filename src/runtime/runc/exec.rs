@@ -16,13 +16,13 @@ use std::{
 use async_io::{Async, Timer};
 use smol::future;
 
-use super::{Runc, exec_wait, failed, files, program::ProgramError};
+use super::{Runc, exec_wait, failed, files, program::OciRuntimeError};
 use crate::{
     api::{ContainerId, cri::ExecOutput},
-    runtime::{ExecOptions, Pipes, RuntimeError, Session},
+    runtime::{ExecOptions, PipeStreams, RuntimeError, StreamSession},
     shim,
     sys::{
-        child::{self, Child, Command, Input, Sink},
+        child::{self, Child, ChildInput, Command, OutputSink},
         socket,
     },
 };
@@ -41,9 +41,9 @@ const MAX_LEFT: usize = 64;
 /// next write to a pipe without reader, or the end of their terminal, may end them. A job that writes nothing survives
 /// a broken link.
 #[derive(Debug, Default)]
-pub(super) struct Left(RefCell<Vec<(Child, Files)>>);
+pub(super) struct AbandonedCommands(RefCell<Vec<(Child, ExecFiles)>>);
 
-impl Left {
+impl AbandonedCommands {
     /// Forgets ended commands, with their files.
     pub(super) fn tidy(&self) {
         let mut all = self.0.borrow_mut();
@@ -51,7 +51,7 @@ impl Left {
     }
 }
 
-impl Drop for Left {
+impl Drop for AbandonedCommands {
     fn drop(&mut self) {
         // The end of the agent does not end them either.
         for (child, _) in self.0.get_mut() {
@@ -62,14 +62,14 @@ impl Drop for Left {
 
 /// A running command. If it is dropped before its end, the command runs on; one that is just being started is ended.
 #[derive(Debug)]
-struct Running {
+struct RunningCommand {
     /// Child and files of the command, taken when it is dropped.
-    parts: Option<(Child, Files)>,
+    parts: Option<(Child, ExecFiles)>,
     ended: Option<ExitStatus>,
-    left: Rc<Left>,
+    left: Rc<AbandonedCommands>,
 }
 
-impl Running {
+impl RunningCommand {
     async fn wait(&mut self) -> Result<i32, RuntimeError> {
         let step = "wait for the command";
         let gone = || io::Error::other("it was dropped");
@@ -86,15 +86,15 @@ impl Running {
         }
     }
 
-    fn session(mut self, streams: Pipes) -> Session {
-        Session {
+    fn session(mut self, streams: PipeStreams) -> StreamSession {
+        StreamSession {
             streams: Box::new(streams),
             end: Box::pin(async move { self.wait().await }),
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         let Some((child, mut files)) = self.parts.take() else {
             return;
@@ -112,7 +112,7 @@ impl Drop for Running {
 
 /// The pid file and log of one command; removed with it.
 #[derive(Debug)]
-struct Files {
+struct ExecFiles {
     pid: PathBuf,
     log: PathBuf,
     /// Socket at which the runtime hands over a terminal.
@@ -121,7 +121,7 @@ struct Files {
     abandoned: bool,
 }
 
-impl Files {
+impl ExecFiles {
     /// Returns true if there is a pid file: then the command does or did run, and the exit code is its own.
     fn has_started(&self) -> bool {
         files::read_start(&self.pid, SMALL).is_ok_and(|pid| !pid.is_empty())
@@ -142,7 +142,7 @@ impl Files {
     }
 }
 
-impl Drop for Files {
+impl Drop for ExecFiles {
     fn drop(&mut self) {
         let kept = usize::from(self.abandoned);
         for path in &[&self.pid, &self.log, &self.socket][kept..] {
@@ -158,7 +158,7 @@ impl Runc {
         &self,
         id: &ContainerId,
         options: &ExecOptions,
-    ) -> Result<Session, RuntimeError> {
+    ) -> Result<StreamSession, RuntimeError> {
         let (command, files) = self.exec_command(id, &options.command, options.tty)?;
         let step = "start the command";
         if options.tty {
@@ -167,18 +167,18 @@ impl Runc {
         let (stdout, to_stdout) = io::pipe().map_err(failed(step))?;
         let (stderr, to_stderr) = io::pipe().map_err(failed(step))?;
         let mut command = command
-            .stdout(Sink::Fd(to_stdout.into()))
-            .stderr(Sink::Fd(to_stderr.into()));
+            .stdout(OutputSink::Fd(to_stdout.into()))
+            .stderr(OutputSink::Fd(to_stderr.into()));
         let mut stdin = None;
         if options.stdin {
             let (from_stdin, to_stdin) = io::pipe().map_err(failed(step))?;
             stdin = Some(to_stdin.into());
-            command = command.stdin(Input::Fd(from_stdin.into()));
+            command = command.stdin(ChildInput::Fd(from_stdin.into()));
         }
-        let streams = Pipes::new(stdin, Some(stdout.into()), Some(stderr.into()));
+        let streams = PipeStreams::new(stdin, Some(stdout.into()), Some(stderr.into()));
         let streams = streams.map_err(failed(step))?;
         let child = command.spawn().map_err(failed(step))?;
-        let running = Running {
+        let running = RunningCommand {
             parts: Some((child, files)),
             ended: None,
             left: Rc::clone(&self.left_execs),
@@ -224,7 +224,7 @@ impl Runc {
         id: &ContainerId,
         words: &[String],
         tty: bool,
-    ) -> Result<(Command, Files), RuntimeError> {
+    ) -> Result<(Command, ExecFiles), RuntimeError> {
         if words.is_empty() {
             return Err(RuntimeError::Invalid("no command to run".into()));
         }
@@ -232,7 +232,7 @@ impl Runc {
         self.left_execs.tidy();
         let program = self
             .program_of(id)
-            .map_err(|e: ProgramError| RuntimeError::Failed(e.to_string()))?;
+            .map_err(|e: OciRuntimeError| RuntimeError::Failed(e.to_string()))?;
         let number = {
             let mut next = self.next_exec.borrow_mut();
             *next = next.wrapping_add(1);
@@ -241,7 +241,7 @@ impl Runc {
         let dir = self.dirs(id).run;
         // The agent's pid: after a restart the numbers begin anew.
         let name = format!("exec-{}-{number}", std::process::id());
-        let files = Files {
+        let files = ExecFiles {
             pid: dir.join(format!("{name}.pid")),
             log: dir.join(format!("{name}.log")),
             socket: dir.join(format!("{name}.sock")),
@@ -276,10 +276,10 @@ impl Runc {
 /// Starts a command with a terminal, whose master the runtime hands over by a socket.
 async fn terminal_session(
     command: Command,
-    files: Files,
+    files: ExecFiles,
     stdin: bool,
-    left: &Rc<Left>,
-) -> Result<Session, RuntimeError> {
+    left: &Rc<AbandonedCommands>,
+) -> Result<StreamSession, RuntimeError> {
     let step = "get the command's terminal";
     let listener =
         Async::new(listen(&files.socket).map_err(failed(step))?).map_err(failed(step))?;
@@ -312,8 +312,8 @@ async fn terminal_session(
             .unwrap_or_else(|| "the runtime gave no terminal".into());
         return Err(RuntimeError::Failed(why));
     };
-    let streams = Pipes::terminal(master, stdin).map_err(failed(step))?;
-    let running = Running {
+    let streams = PipeStreams::terminal(master, stdin).map_err(failed(step))?;
+    let running = RunningCommand {
         parts: Some((child, files)),
         ended,
         left: Rc::clone(left),
@@ -336,10 +336,10 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Ends the command if the caller stops waiting for it.
-struct AbandonOnDrop(Option<Files>);
+struct AbandonOnDrop(Option<ExecFiles>);
 
 impl AbandonOnDrop {
-    fn done(mut self) -> Option<Files> {
+    fn done(mut self) -> Option<ExecFiles> {
         self.0.take()
     }
 }
@@ -361,7 +361,7 @@ mod tests {
         // PROBE-20
         let dir = crate::testing::unused_path("exec");
         fs::create_dir_all(&dir).expect("dir");
-        let files = Files {
+        let files = ExecFiles {
             pid: dir.join("exec.pid"),
             log: dir.join("exec.log"),
             socket: dir.join("exec.sock"),

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::sys::file;
 pub(super) use crate::sys::file::read_start;
 

@@ -33,7 +33,7 @@ const PER_CORE: u64 = 2;
 /// Purpose of a child, and with it its turn. The later step goes first: when many pods start at once, each start is
 /// brought to its end before the next is begun, so that the first pods run as early as if they were alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Turn {
+pub enum ChildPriority {
     /// The last step of a start, or a step of an end, which makes room.
     Last,
     /// Creates a container in a sandbox that stands.
@@ -42,23 +42,23 @@ pub enum Turn {
     Connect,
 }
 
-/// Lets a bounded number of children run at once; the rest wait by [`Turn`], and in the order they came.
+/// Lets a bounded number of children run at once; the rest wait by [`ChildPriority`], and in the order they came.
 #[derive(Debug)]
-pub struct Gate {
+pub struct ChildLimiter {
     free: Cell<usize>,
     /// Callers that wait, at most one for each pod's one operation. A waiter leaves with its future.
-    waiting: RefCell<BTreeMap<(Turn, u64), Option<Waker>>>,
+    waiting: RefCell<BTreeMap<(ChildPriority, u64), Option<Waker>>>,
     arrivals: Cell<u64>,
     lock: PathBuf,
 }
 
 /// A place among the children that run; dropping it frees it.
 #[derive(Debug)]
-pub struct Pass<'a> {
-    gate: &'a Gate,
+pub struct ChildPermit<'a> {
+    gate: &'a ChildLimiter,
 }
 
-impl Drop for Pass<'_> {
+impl Drop for ChildPermit<'_> {
     fn drop(&mut self) {
         self.gate.free.set(self.gate.free.get() + 1);
         self.gate.call_next();
@@ -67,8 +67,8 @@ impl Drop for Pass<'_> {
 
 /// A caller that waits, until it is let through or gives up.
 struct Waiter<'a> {
-    gate: &'a Gate,
-    key: (Turn, u64),
+    gate: &'a ChildLimiter,
+    key: (ChildPriority, u64),
 }
 
 impl Drop for Waiter<'_> {
@@ -80,7 +80,7 @@ impl Drop for Waiter<'_> {
     }
 }
 
-impl Gate {
+impl ChildLimiter {
     /// Lets `children` (at least one) run at a time. The lock that they inherit lies in `run_dir`.
     #[must_use]
     pub fn new(children: usize, run_dir: &Path) -> Self {
@@ -141,7 +141,7 @@ impl Gate {
     }
 
     /// Waits for a place; dropping the guard frees it.
-    pub async fn pass(&self, turn: Turn) -> Pass<'_> {
+    pub async fn pass(&self, turn: ChildPriority) -> ChildPermit<'_> {
         let key = (turn, self.arrivals.get());
         self.arrivals.set(key.1 + 1);
         self.waiting.borrow_mut().insert(key, None);
@@ -163,14 +163,14 @@ impl Gate {
         drop(waiter);
         // Another place may be free, and the next waiter has not looked since.
         self.call_next();
-        Pass { gate: self }
+        ChildPermit { gate: self }
     }
 
     /// Does `work` with a place. Work that takes longer than `limit` goes on without the place: it only waits, perhaps
     /// for a server that is gone, and others need the place.
     pub async fn pass_for<T>(
         &self,
-        turn: Turn,
+        turn: ChildPriority,
         limit: Duration,
         work: impl Future<Output = T>,
     ) -> T {
@@ -209,7 +209,7 @@ mod tests {
             ("1 GiB board", 700 * MIB, 4, 8),
             ("big", 24_000 * MIB, 2, 4),
         ] {
-            assert_eq!(Gate::width(bytes, cores), want, "{name}");
+            assert_eq!(ChildLimiter::width(bytes, cores), want, "{name}");
         }
     }
 
@@ -218,9 +218,9 @@ mod tests {
         use core::pin::pin;
         use smol::future::{FutureExt as _, poll_once};
         smol::block_on(async {
-            let gate = Gate::new(2, Path::new("/nowhere"));
-            let first = gate.pass(Turn::Connect).await;
-            let second = gate.pass(Turn::Connect).await;
+            let gate = ChildLimiter::new(2, Path::new("/nowhere"));
+            let first = gate.pass(ChildPriority::Connect).await;
+            let second = gate.pass(ChildPriority::Connect).await;
             let done = RefCell::new(Vec::new());
             let go = |name: &'static str, turn| {
                 let (gate, done) = (&gate, &done);
@@ -230,10 +230,10 @@ mod tests {
                     pass
                 }
             };
-            let mut connect = pin!(go("connect", Turn::Connect));
-            let mut gives_up = go("gives up", Turn::Last).boxed_local();
-            let mut create = pin!(go("create", Turn::Create));
-            let mut start = pin!(go("start", Turn::Last));
+            let mut connect = pin!(go("connect", ChildPriority::Connect));
+            let mut gives_up = go("gives up", ChildPriority::Last).boxed_local();
+            let mut create = pin!(go("create", ChildPriority::Create));
+            let mut start = pin!(go("start", ChildPriority::Last));
             assert!(poll_once(&mut connect).await.is_none());
             assert!(poll_once(&mut gives_up).await.is_none());
             assert!(poll_once(&mut create).await.is_none());
@@ -260,14 +260,14 @@ mod tests {
         use core::pin::pin;
         use smol::future::poll_once;
         smol::block_on(async {
-            let gate = Gate::new(1, Path::new("/nowhere"));
+            let gate = ChildLimiter::new(1, Path::new("/nowhere"));
             let limit = Duration::from_millis(10);
             let (server, hangs) = smol::channel::bounded::<u32>(1);
-            let mut slow = pin!(gate.pass_for(Turn::Create, limit, hangs.recv()));
+            let mut slow = pin!(gate.pass_for(ChildPriority::Create, limit, hangs.recv()));
             assert!(poll_once(&mut slow).await.is_none());
             assert_eq!(gate.free.get(), 0);
             // The other waits for the place only.
-            let mut other = pin!(gate.pass_for(Turn::Create, limit, async { 1 }));
+            let mut other = pin!(gate.pass_for(ChildPriority::Create, limit, async { 1 }));
             assert!(poll_once(&mut other).await.is_none());
             let other = async {
                 let done = other.await;
@@ -282,7 +282,10 @@ mod tests {
             assert_eq!((slow, other), (Ok(2), 1));
             assert_eq!(gate.free.get(), 1);
             // Once is given back once.
-            assert_eq!(gate.pass_for(Turn::Last, limit, async { 3 }).await, 3);
+            assert_eq!(
+                gate.pass_for(ChildPriority::Last, limit, async { 3 }).await,
+                3
+            );
             assert_eq!(gate.free.get(), 1);
         });
     }
@@ -292,15 +295,15 @@ mod tests {
         let dir = crate::testing::unused_path("gate");
         std::fs::create_dir_all(&dir).expect("dir");
         smol::block_on(async {
-            let gate = Gate::new(1, &dir);
+            let gate = ChildLimiter::new(1, &dir);
             gate.wait_for_orphans().await;
             let (reader, writer) = std::io::pipe().expect("pipe");
             // A shell that waits for its own child, as plugins do.
             let command = Command::new("/bin/sh")
                 .args(["-c", "cat; exit 0"])
-                .stdin(crate::sys::child::Input::Fd(reader.into()));
+                .stdin(crate::sys::child::ChildInput::Fd(reader.into()));
             let mut child = gate.mark(command).spawn().expect("sh");
-            let next = Gate::new(1, &dir);
+            let next = ChildLimiter::new(1, &dir);
             assert!(lock::try_lock(&next.lock).expect("lock").is_none());
             drop(writer);
             next.wait_for_orphans().await;

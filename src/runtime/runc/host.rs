@@ -2,10 +2,10 @@
 
 use std::{fs, os::unix::fs::FileTypeExt, os::unix::fs::MetadataExt, path::Path};
 
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::{
-    api::oci::{Device, HostFacts},
-    cgroup::{Cgroups, Version},
+    api::oci::{HostFacts, OciDevice},
+    cgroup::{CgroupVersion, Cgroups},
     sys::limits,
 };
 
@@ -72,7 +72,7 @@ pub fn facts(cgroups: &Cgroups) -> HostFacts {
         arch: std::env::consts::ARCH.to_owned(),
         kernel: kernel(&text("/proc/sys/kernel/osrelease")),
         hostname: text("/proc/sys/kernel/hostname").trim().to_owned(),
-        cgroup_v2: cgroups.version() == Version::V2,
+        cgroup_v2: cgroups.version() == CgroupVersion::V2,
         controllers,
         capabilities: bounding_set(&text("/proc/self/status")),
         min_oom_score_adj: limits::min_oom_score_adj().unwrap_or(0),
@@ -140,15 +140,15 @@ fn thermal_throttle() -> Vec<String> {
 
 /// Device nodes of the machine as they are now, by their paths: devices come, go, and get other numbers. At most
 /// [`MAX_DEVICES`].
-pub(super) fn devices() -> Vec<Device> {
+pub(super) fn devices() -> Vec<OciDevice> {
     let mut devices = Vec::new();
     collect_devices(Path::new("/dev"), &mut devices);
-    devices.order_by(|a: &Device, b| a.path.cmp(&b.path));
+    devices.order_by(|a: &OciDevice, b| a.path.cmp(&b.path));
     devices
 }
 
 /// Device nodes below `dir`, without terminals and without those that every container gets of its own.
-fn collect_devices(dir: &Path, out: &mut Vec<Device>) {
+fn collect_devices(dir: &Path, out: &mut Vec<OciDevice>) {
     let own = [
         "pts",
         "shm",
@@ -172,7 +172,7 @@ fn collect_devices(dir: &Path, out: &mut Vec<Device>) {
             collect_devices(&entry.path(), out);
         } else if kind.is_char_device() || kind.is_block_device() {
             let number = meta.rdev();
-            out.push(Device {
+            out.push(OciDevice {
                 kind: if kind.is_char_device() { "c" } else { "b" }.to_owned(),
                 path: entry.path().display().to_string(),
                 major: i64::try_from(nix::sys::stat::major(number)).unwrap_or(0),

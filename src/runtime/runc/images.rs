@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use crate::{
     api::{
-        cri::{AuthConfig, FsInfo, Image},
+        cri::{AuthConfig, FsInfo, StoredImage},
         oci::ImageProcess,
     },
-    image::{ImageError, Progress},
-    runtime::Call,
+    image::{ImageError, ImageProgress},
+    runtime::RuntimeCall,
 };
 
 /// An image that containers can be made of.
@@ -26,10 +26,10 @@ pub struct ResolvedImage {
 }
 
 /// Keeps an image in its store for as long as it lives.
-pub type Hold = Box<dyn Any>;
+pub type BackendImageHold = Box<dyn Any>;
 
 /// An image store, as the direct backend sees it.
-pub trait Images {
+pub trait BackendImageStore {
     /// The image that a reference or id names. From memory: called on the deciding thread.
     ///
     /// # Errors
@@ -39,19 +39,23 @@ pub trait Images {
     ///
     /// # Errors
     /// The reference is malformed.
-    fn status(&self, reference: &str) -> Result<Option<Image>, ImageError>;
+    fn status(&self, reference: &str) -> Result<Option<StoredImage>, ImageError>;
     /// Keeps the image with this id in the store until the returned hold is dropped; `None` if it is not there.
-    fn hold(&self, id: &str) -> Option<Hold>;
+    fn hold(&self, id: &str) -> Option<BackendImageHold>;
     /// All images, sorted by id. From memory.
-    fn list(&self) -> Vec<Image>;
+    fn list(&self) -> Vec<StoredImage>;
     /// Pulls a reference, with this credential or none.
-    fn pull<'a>(&'a self, reference: &'a str, credential: Option<AuthConfig>) -> Call<'a, String>;
+    fn pull<'a>(
+        &'a self,
+        reference: &'a str,
+        credential: Option<AuthConfig>,
+    ) -> RuntimeCall<'a, String>;
     /// Progress of the pull of a reference.
-    fn pull_progress(&self, reference: &str) -> Option<Progress>;
+    fn pull_progress(&self, reference: &str) -> Option<ImageProgress>;
     /// Returns true if a pull of the reference may still bring its image, also a pull that was dropped.
     fn is_pulling(&self, reference: &str) -> bool;
     /// Removes an image; `in_use` holds the ids that instances use. Absent is success.
-    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()>;
+    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> RuntimeCall<'a, ()>;
     /// Disk use.
-    fn fs_info(&self) -> Call<'_, FsInfo>;
+    fn fs_info(&self) -> RuntimeCall<'_, FsInfo>;
 }

@@ -26,7 +26,7 @@ use crate::{
         oci::{SameLabelFn, may_mount_at},
         strict::from_json,
     },
-    sys::mount::{self, Mount},
+    sys::mount::{self, MountEntry},
 };
 
 /// Longest `config.json` that is read, bytes: a command line and an environment, as much as the kernel takes.
@@ -38,10 +38,10 @@ const KERNEL: [&str; 2] = ["proc", "sysfs"];
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Config {
-    linux: Linux,
+struct OciConfigView {
+    linux: OciLinuxView,
     mounts: Vec<ConfigMount>,
-    process: Process,
+    process: OciProcessView,
     hooks: Option<IgnoredAny>,
 }
 
@@ -54,13 +54,13 @@ struct ConfigMount {
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Process {
+struct OciProcessView {
     selinux_label: String,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct Linux {
+struct OciLinuxView {
     masked_paths: Vec<String>,
     readonly_paths: Vec<String>,
 }
@@ -100,7 +100,7 @@ pub(super) enum MaskError {
 ///
 /// - Errors: the container must not be started.
 pub(super) fn check(bundle: &Path, pid: i32, same_label: SameLabelFn) -> Result<(), MaskError> {
-    let read = || -> io::Result<(Config, Vec<Mount>)> {
+    let read = || -> io::Result<(OciConfigView, Vec<MountEntry>)> {
         let config = files::read_start(&bundle.join("config.json"), MAX_CONFIG_BYTES)?;
         let mut mounts = Vec::new();
         mount::each_mount_of(pid, |mount| mounts.push(mount))?;
@@ -131,8 +131,8 @@ fn check_label(asked: &str, process: &Path, same_label: SameLabelFn) -> Result<(
 
 /// `exists`: whether the kernel has such a path. What it has here it has in the container.
 fn judge(
-    config: &Config,
-    mounts: &[Mount],
+    config: &OciConfigView,
+    mounts: &[MountEntry],
     exists: &dyn Fn(&str) -> bool,
 ) -> Result<(), MaskError> {
     let linux = &config.linux;
@@ -182,8 +182,8 @@ fn judge(
 mod tests {
     use super::*;
 
-    fn mount(target: &str, kind: &str, read_only: bool) -> Mount {
-        Mount {
+    fn mount(target: &str, kind: &str, read_only: bool) -> MountEntry {
+        MountEntry {
             device: "0:1".into(),
             root: "/".into(),
             target: target.into(),
@@ -199,12 +199,12 @@ mod tests {
     // CVE-2025-31133, CVE-2025-52565, CVE-2025-52881: masks that show something else, or are not there.
     #[test]
     fn masks() {
-        let config = Config {
-            linux: Linux {
+        let config = OciConfigView {
+            linux: OciLinuxView {
                 masked_paths: vec!["/proc/keys".into(), "/proc/absent".into()],
                 readonly_paths: vec!["/proc/sys".into()],
             },
-            ..Config::default()
+            ..OciConfigView::default()
         };
         let proc = mount("/proc", "proc", false);
         let sys = mount("/proc/sys", "proc", true);
@@ -244,7 +244,7 @@ mod tests {
                 Some("make /proc/sys read-only"),
             ),
         ] {
-            let mounts: Vec<Mount> = mounts.into_iter().cloned().collect();
+            let mounts: Vec<MountEntry> = mounts.into_iter().cloned().collect();
             let judged = judge(&config, &mounts, &|path| path != "/proc/absent");
             match (judged, wrong) {
                 (Ok(()), None) => {}
@@ -257,7 +257,7 @@ mod tests {
     // CVE-2025-52881: a volume that led a mount into /proc would take what the runtime writes there, labels among it.
     #[test]
     fn nothing_else_is_mounted_in_proc() {
-        let config = |text: &str| from_json::<Config>(text.as_bytes()).expect("config");
+        let config = |text: &str| from_json::<OciConfigView>(text.as_bytes()).expect("config");
         let usual = r#"{"mounts":[{"destination":"/proc","type":"proc"},{"destination":"/v","type":"bind"}]"#;
         let plain = config(&format!(
             r#"{usual},"linux":{{"maskedPaths":["/proc/keys"]}}}}"#

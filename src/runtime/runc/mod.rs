@@ -56,35 +56,38 @@ use nix::unistd::{AccessFlags, access};
 
 use self::{
     apparmor::AppArmor,
-    bundle::Dirs,
+    bundle::ContainerDirs,
     cni::{Cni, CniSettings},
-    gate::Gate,
-    images::Images,
-    program::{Program, ProgramError, Programs},
-    recover::Boot,
-    table::{Bell, Table},
+    gate::ChildLimiter,
+    images::BackendImageStore,
+    program::{OciRuntime, OciRuntimeError, OciRuntimes},
+    recover::MachineBoot,
+    table::{InstanceTable, ProcessDoorbell},
 };
-use super::{Call, Connect, ImageService, Logs, RuntimeError, RuntimeService, Start, Stream};
+use super::{
+    ImageService, LogRetention, PortConnector, RuntimeCall, RuntimeError, RuntimeService,
+    SessionStart, StreamRoute,
+};
 use crate::error::chain;
-use crate::image::Progress;
+use crate::image::ImageProgress;
 use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            AuthConfig, Capabilities, Condition, ContainerConfig, DEFAULT_HANDLER, ExecOutput,
-            FsInfo, Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
-            SandboxStatus, Version,
+            AuthConfig, ContainerConfig, DEFAULT_HANDLER, ExecOutput, FsInfo, LinuxResources,
+            PodItem, PodRuntimeStatus, RuntimeCapabilities, RuntimeCondition, RuntimeStatus,
+            RuntimeVersion, SandboxConfig, SandboxStatus, StoredImage,
         },
-        stats::{Detail, DiskUsage, PodUsage},
+        stats::{DiskUsage, PodUsage, StatsDetail},
     },
     cgroup::Cgroups,
     shim,
     sys::{lane::Lane, remove},
 };
 
-pub use cni::BuiltIn;
-pub use container_devices::{ContainerDevices, LiveContainer, SpecEdit};
-pub use settings::Settings;
+pub use cni::BuiltInNetwork;
+pub use container_devices::{DeviceInjector, LiveContainer, SpecEdit};
+pub use settings::RuncSettings;
 
 /// Name of this runtime in the API; also the prefix of container ids.
 pub const NAME: &str = "picolet";
@@ -108,20 +111,20 @@ pub fn recorded_pods(run_dir: &Path) -> Vec<(PodUid, String)> {
 
 /// The direct backend. See the module.
 pub struct Runc {
-    settings: Settings,
-    images: Box<dyn Images>,
+    settings: RuncSettings,
+    images: Box<dyn BackendImageStore>,
     disk: Lane,
     cgroups: Cgroups,
     cni: Cni,
     apparmor: AppArmor,
-    gate: Gate,
-    boot: Boot,
-    programs: Programs,
-    table: RefCell<Table>,
-    bell: Bell,
+    gate: ChildLimiter,
+    boot: MachineBoot,
+    programs: OciRuntimes,
+    table: RefCell<InstanceTable>,
+    bell: ProcessDoorbell,
     next_order: RefCell<u32>,
     next_exec: RefCell<u32>,
-    left_execs: Rc<exec::Left>,
+    left_execs: Rc<exec::AbandonedCommands>,
 }
 
 impl Runc {
@@ -132,8 +135,8 @@ impl Runc {
     /// A directory cannot be made or a record directory cannot be read. A missing OCI runtime or network is no error here:
     /// [`RuntimeService::status`] says so.
     pub async fn open(
-        settings: Settings,
-        images: Box<dyn Images>,
+        settings: RuncSettings,
+        images: Box<dyn BackendImageStore>,
         disk: Lane,
         cgroups: Cgroups,
     ) -> Result<Self, RuntimeError> {
@@ -152,15 +155,15 @@ impl Runc {
         if let Err(e) = cgroups.create_leaf(&settings.shim_cgroup) {
             log::warn!("cgroup of the shims: {}", chain(&e));
         }
-        let boot = Boot::read(&settings.root_dir).map_err(failed("count boots"))?;
-        let programs = Programs::probe(&settings).await;
+        let boot = MachineBoot::read(&settings.root_dir).map_err(failed("count boots"))?;
+        let programs = OciRuntimes::probe(&settings).await;
         let width = settings.parallel.unwrap_or_else(|| {
             let cores = std::thread::available_parallelism().map_or(1, Into::into);
-            Gate::width(available_bytes(), cores)
+            ChildLimiter::width(available_bytes(), cores)
         });
         let apparmor = AppArmor::new(settings.host.apparmor);
         apparmor.prepare().await;
-        let table = Table::new().map_err(failed("epoll"))?;
+        let table = InstanceTable::new().map_err(failed("epoll"))?;
         let runc = Self {
             cni: Cni::new(
                 CniSettings {
@@ -173,7 +176,7 @@ impl Runc {
                 boot.id.clone(),
             ),
             apparmor,
-            gate: Gate::new(width, &settings.run_dir),
+            gate: ChildLimiter::new(width, &settings.run_dir),
             bell: table.bell(),
             table: RefCell::new(table),
             programs,
@@ -202,7 +205,7 @@ impl Runc {
     }
 
     /// The OCI runtime of a container.
-    fn program_of(&self, id: &ContainerId) -> Result<Program, ProgramError> {
+    fn program_of(&self, id: &ContainerId) -> Result<OciRuntime, OciRuntimeError> {
         self.programs.of(&self.handler_of(id))
     }
 
@@ -227,7 +230,7 @@ impl Runc {
         }
         let ids: Vec<ContainerId> = self.table.borrow().containers.keys().cloned().collect();
         for id in ids {
-            result = result.and(self.remove_instance(&id, Logs::Go).await);
+            result = result.and(self.remove_instance(&id, LogRetention::Go).await);
         }
         let network = self.cni.remove_built_in(&self.gate).await;
         // The first error counts.
@@ -266,16 +269,16 @@ impl Runc {
         self.settings.run_dir.join("sandboxes").join(id.as_str())
     }
 
-    fn sandbox_dirs(&self, id: &SandboxId) -> sandbox::Dirs {
-        sandbox::Dirs {
+    fn sandbox_dirs(&self, id: &SandboxId) -> sandbox::SandboxDirs {
+        sandbox::SandboxDirs {
             run: self.sandbox_dir(id),
             root: self.settings.root_dir.join("sandboxes").join(id.as_str()),
         }
     }
 
-    fn dirs(&self, id: &ContainerId) -> Dirs {
+    fn dirs(&self, id: &ContainerId) -> ContainerDirs {
         let at = |base: &Path| base.join("containers").join(id.as_str());
-        Dirs {
+        ContainerDirs {
             run: at(&self.settings.run_dir),
             root: at(&self.settings.root_dir),
         }
@@ -292,14 +295,14 @@ impl Runc {
         }
     }
 
-    fn next_order(&self) -> record::Order {
+    fn next_order(&self) -> record::CreationOrder {
         let mut next = self.next_order.borrow_mut();
         *next += 1;
-        record::Order(self.boot.number, *next)
+        record::CreationOrder(self.boot.number, *next)
     }
 
-    fn runtime_condition(&self) -> Condition {
-        let not = |reason: &str, message: String| Condition {
+    fn runtime_condition(&self) -> RuntimeCondition {
+        let not = |reason: &str, message: String| RuntimeCondition {
             ok: false,
             reason: reason.into(),
             message,
@@ -328,7 +331,7 @@ impl Runc {
                 return not("DiskNotWritable", format!("{}: {e}", dir.display()));
             }
         }
-        Condition {
+        RuntimeCondition {
             ok: true,
             reason: String::new(),
             message: String::new(),
@@ -337,14 +340,14 @@ impl Runc {
 }
 
 impl ImageService for Runc {
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+    fn image_status<'a>(&'a self, reference: &'a str) -> RuntimeCall<'a, Option<StoredImage>> {
         Box::pin(async move {
             let image = self.images.status(reference);
             image.map_err(|e| RuntimeError::Invalid(chain(&e)))
         })
     }
 
-    fn list_images(&self) -> Call<'_, Vec<Image>> {
+    fn list_images(&self) -> RuntimeCall<'_, Vec<StoredImage>> {
         Box::pin(async { Ok(self.images.list()) })
     }
 
@@ -353,11 +356,11 @@ impl ImageService for Runc {
         reference: &'a str,
         credential: Option<&'a AuthConfig>,
         _: Option<&'a SandboxConfig>,
-    ) -> Call<'a, String> {
+    ) -> RuntimeCall<'a, String> {
         self.images.pull(reference, credential.cloned())
     }
 
-    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+    fn pull_progress(&self, reference: &str) -> Option<ImageProgress> {
         self.images.pull_progress(reference)
     }
 
@@ -365,9 +368,9 @@ impl ImageService for Runc {
         Some(self.images.is_pulling(reference))
     }
 
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+    fn remove_image<'a>(&'a self, id: &'a str) -> RuntimeCall<'a, ()> {
         let table = self.table.borrow();
-        let images = |c: &table::Container| {
+        let images = |c: &table::ContainerEntry| {
             let volumes = c.status.volume_images.iter().cloned();
             volumes.chain([c.image.clone()]).collect::<Vec<_>>()
         };
@@ -375,21 +378,21 @@ impl ImageService for Runc {
         self.images.remove(id, in_use)
     }
 
-    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+    fn image_fs_info(&self) -> RuntimeCall<'_, FsInfo> {
         self.images.fs_info()
     }
 }
 
 impl RuntimeService for Runc {
-    fn version(&self) -> Version {
-        Version {
+    fn version(&self) -> RuntimeVersion {
+        RuntimeVersion {
             name: NAME.into(),
             version: version(self.programs.of(DEFAULT_HANDLER).ok().as_ref()),
         }
     }
 
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
+    fn capabilities(&self) -> RuntimeCapabilities {
+        RuntimeCapabilities {
             handlers: self.programs.handlers(),
             supplemental_groups_policy: true,
             live_resource_updates: true,
@@ -397,14 +400,14 @@ impl RuntimeService for Runc {
         }
     }
 
-    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
+    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> RuntimeCall<'a, ()> {
         Box::pin(async {
             self.cni.set_subnets(cidrs);
             Ok(())
         })
     }
 
-    fn status(&self) -> Call<'_, RuntimeStatus> {
+    fn status(&self) -> RuntimeCall<'_, RuntimeStatus> {
         Box::pin(async {
             self.programs.probe_changed().await;
             Ok(RuntimeStatus {
@@ -416,7 +419,7 @@ impl RuntimeService for Runc {
         })
     }
 
-    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         Box::pin(async {
             self.absorb().await;
             // Ended commands without a client stay zombies until they are reaped here.
@@ -425,7 +428,7 @@ impl RuntimeService for Runc {
         })
     }
 
-    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
+    fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus> {
         let uid = uid.clone();
         Box::pin(async move {
             self.absorb().await;
@@ -438,15 +441,15 @@ impl RuntimeService for Runc {
         Box::pin(self.bell.ring())
     }
 
-    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> RuntimeCall<'a, SandboxStatus> {
         Box::pin(self.run_sandbox(config))
     }
 
-    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         Box::pin(self.stop_sandbox(id))
     }
 
-    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         Box::pin(self.remove_sandbox(id))
     }
 
@@ -455,23 +458,27 @@ impl RuntimeService for Runc {
         sandbox: &'a SandboxId,
         config: &'a ContainerConfig,
         _: Option<&'a SandboxConfig>,
-    ) -> Call<'a, ContainerId> {
+    ) -> RuntimeCall<'a, ContainerId> {
         Box::pin(self.create_instance(sandbox, config))
     }
 
-    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
         Box::pin(self.start_instance(id))
     }
 
-    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> RuntimeCall<'a, ()> {
         Box::pin(self.stop_instance(id, grace))
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId, logs: Logs) -> Call<'a, ()> {
+    fn remove_container<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        logs: LogRetention,
+    ) -> RuntimeCall<'a, ()> {
         Box::pin(self.remove_instance(id, logs))
     }
 
-    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
             let running = {
                 let table = self.table.borrow();
@@ -496,7 +503,7 @@ impl RuntimeService for Runc {
         command: &'a [String],
         timeout: Option<Duration>,
         limit: usize,
-    ) -> Call<'a, ExecOutput> {
+    ) -> RuntimeCall<'a, ExecOutput> {
         Box::pin(self.exec_captured(id, command, timeout, limit))
     }
 
@@ -504,7 +511,7 @@ impl RuntimeService for Runc {
         &'a self,
         id: &'a ContainerId,
         resources: &'a LinuxResources,
-    ) -> Call<'a, ()> {
+    ) -> RuntimeCall<'a, ()> {
         Box::pin(self.update_instance(id, resources))
     }
 
@@ -512,42 +519,42 @@ impl RuntimeService for Runc {
         &'a self,
         id: &'a ContainerId,
         options: &'a super::ExecOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
-        let start: Start<'a> = Box::pin(self.exec_stream(id, options));
-        Box::pin(ready(Ok(Stream::Local(start))))
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
+        let start: SessionStart<'a> = Box::pin(self.exec_stream(id, options));
+        Box::pin(ready(Ok(StreamRoute::Local(start))))
     }
 
     fn attach<'a>(
         &'a self,
         id: &'a ContainerId,
         options: super::AttachOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
-        let start: Start<'a> = Box::pin(self.attach_to(id, options));
-        Box::pin(ready(Ok(Stream::Local(start))))
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
+        let start: SessionStart<'a> = Box::pin(self.attach_to(id, options));
+        Box::pin(ready(Ok(StreamRoute::Local(start))))
     }
 
     fn port_forward<'a>(
         &'a self,
         id: &'a SandboxId,
         _: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>> {
-        let connect: Connect<'a> = Box::new(move |port| Box::pin(self.forward(id, port)));
-        Box::pin(ready(Ok(Stream::Local(connect))))
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>> {
+        let connect: PortConnector<'a> = Box::new(move |port| Box::pin(self.forward(id, port)));
+        Box::pin(ready(Ok(StreamRoute::Local(connect))))
     }
 
-    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+    fn list_pod_usage(&self, detail: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>> {
         Box::pin(self.usage(detail))
     }
 
-    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>> {
         Box::pin(self.layer_usage(id))
     }
 }
 
 /// Version of this runtime for the API, such as `0.1.0+runc-1.1.5`: semantic versioning allows one plus only.
-fn version(program: Option<&Program>) -> String {
+fn version(program: Option<&OciRuntime>) -> String {
     let own = crate::VERSION;
-    let Some(Program { name, version, .. }) = program else {
+    let Some(OciRuntime { name, version, .. }) = program else {
         return own.into();
     };
     let told: String = format!("{name}-{version}")

@@ -2,14 +2,14 @@
 
 use std::{fs, io, path::Path};
 
-use crate::{api::cri::Propagation, sys::mount};
+use crate::{api::cri::MountPropagation, sys::mount};
 
 /// Checks that mounts can go between a container and the host at `path`, which is without links, as `wanted`.
 ///
 /// - Errors: the mount that it lies on lets none through. The container, which waits for them, would not notice that.
 /// - Source: containerd `internal/cri/opts`, `ensureShared` and `ensureSharedOrSlave`.
-pub(super) fn check_propagation(path: &Path, wanted: Propagation) -> io::Result<()> {
-    if wanted == Propagation::Private {
+pub(super) fn check_propagation(path: &Path, wanted: MountPropagation) -> io::Result<()> {
+    if wanted == MountPropagation::Private {
         return Ok(());
     }
     let Some(on) = mount::holding(path)? else {
@@ -25,10 +25,10 @@ pub(super) fn check_propagation(path: &Path, wanted: Propagation) -> io::Result<
 }
 
 /// Kind of propagation that the mount `on` lacks.
-fn missing(on: &mount::Mount, wanted: Propagation) -> Option<&'static str> {
+fn missing(on: &mount::MountEntry, wanted: MountPropagation) -> Option<&'static str> {
     match wanted {
-        Propagation::Bidirectional if !on.shared => Some("shared"),
-        Propagation::HostToContainer if !on.shared && !on.slave => Some("shared or slave"),
+        MountPropagation::Bidirectional if !on.shared => Some("shared"),
+        MountPropagation::HostToContainer if !on.shared && !on.slave => Some("shared or slave"),
         _ => None,
     }
 }
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn what_propagates_lies_on_a_mount_that_does() {
         // VOL-23
-        use Propagation::{Bidirectional, HostToContainer, Private};
+        use MountPropagation::{Bidirectional, HostToContainer, Private};
         for (shared, slave, wanted, want) in [
             (false, false, Private, None),
             (false, false, HostToContainer, Some("shared or slave")),
@@ -68,7 +68,7 @@ mod tests {
             (false, true, Bidirectional, Some("shared")),
             (true, true, Bidirectional, None),
         ] {
-            let on = mount::Mount {
+            let on = mount::MountEntry {
                 device: "8:1".into(),
                 root: "/".into(),
                 target: "/mnt/disk".into(),

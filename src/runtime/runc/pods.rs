@@ -6,9 +6,9 @@ use super::{
     Runc, chain,
     cni::PodNetwork,
     failed, failed_error, files,
-    record::{self, Holder, SandboxPhase, SandboxRecord},
+    record::{self, PidNamespaceHolder, SandboxPhase, SandboxRecord},
     sandbox,
-    table::{Ended, Sandbox, sandbox_status},
+    table::{ProcessOwner, SandboxEntry, sandbox_status},
 };
 use crate::{
     api::{
@@ -18,7 +18,7 @@ use crate::{
             SandboxStatus,
         },
     },
-    runtime::{Logs, RuntimeError},
+    runtime::{LogRetention, RuntimeError},
     sys::{clock, crash, mount, pidfd, proc, remove},
 };
 
@@ -72,7 +72,7 @@ impl Runc {
         crash::point("sandbox.intent");
         self.table.borrow_mut().sandboxes.insert(
             id.clone(),
-            Sandbox {
+            SandboxEntry {
                 status: sandbox_status(&record, SandboxState::NotReady),
                 created: record.created,
                 holder: None,
@@ -139,10 +139,10 @@ impl Runc {
     async fn adopt_holder(
         &self,
         record: &SandboxRecord,
-        begun: sandbox::Begun,
-    ) -> io::Result<Holder> {
+        begun: sandbox::UnrecordedPodInit,
+    ) -> io::Result<PidNamespaceHolder> {
         let pid = begun.pid;
-        let holder = Holder {
+        let holder = PidNamespaceHolder {
             pid,
             start_time: proc::start_time(pid)?,
         };
@@ -169,7 +169,7 @@ impl Runc {
 
     pub(super) fn watch_holder(&self, id: &SandboxId, fd: std::os::fd::OwnedFd) -> io::Result<()> {
         let mut table = self.table.borrow_mut();
-        let watched = table.watch(fd, Ended::Holder(id.clone()))?;
+        let watched = table.watch(fd, ProcessOwner::Holder(id.clone()))?;
         if let Some(sandbox) = table.sandboxes.get_mut(id) {
             sandbox.holder = Some(watched);
         }
@@ -255,7 +255,7 @@ impl Runc {
         self.stop_sandbox(id).await?;
         let containers = self.table.borrow().containers_of(id);
         for container in containers {
-            self.remove_instance(&container, Logs::Go).await?;
+            self.remove_instance(&container, LogRetention::Go).await?;
         }
         let dirs = self.sandbox_dirs(id);
         crash::point("sandbox.emptied");
@@ -277,7 +277,7 @@ fn holder_cgroup(record: &SandboxRecord) -> String {
 }
 
 /// Opens the process of `holder` if it still is that process.
-pub(super) fn open_holder(holder: Holder) -> Option<std::os::fd::OwnedFd> {
+pub(super) fn open_holder(holder: PidNamespaceHolder) -> Option<std::os::fd::OwnedFd> {
     open_process(holder.pid, holder.start_time)
 }
 

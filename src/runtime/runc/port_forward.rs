@@ -23,7 +23,7 @@ use crate::sys::{lane::on_fresh_thread, namespaces};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sockets that are not connected yet; the second is missing where the kernel has no IPv6.
-type Sockets = (OwnedFd, Option<OwnedFd>);
+type UnconnectedSockets = (OwnedFd, Option<OwnedFd>);
 
 impl Runc {
     pub(super) async fn forward(&self, id: &SandboxId, port: u16) -> Result<OwnedFd, RuntimeError> {
@@ -61,7 +61,7 @@ impl Runc {
     }
 }
 
-fn sockets() -> io::Result<Sockets> {
+fn sockets() -> io::Result<UnconnectedSockets> {
     let make = |family| {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         socket(family, SockType::Stream, flags, None)

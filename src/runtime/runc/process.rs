@@ -29,7 +29,7 @@ use nix::{
 use super::{
     Runc, failed, files,
     record::{self, ContainerRecord},
-    sources::Source,
+    sources::MountSource,
 };
 use crate::{
     api::{
@@ -64,7 +64,7 @@ const MAX_FILE_BYTES: u64 = 2 << 20;
 
 /// Permissions that the operator gives to processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allowed {
+pub struct ProcessPermissions {
     /// Directories in which programs may lie, at any depth; absolute.
     pub directories: Vec<PathBuf>,
     /// A process may be root's.
@@ -74,13 +74,13 @@ pub struct Allowed {
 }
 
 /// A process to be: the record of its container with command, environment and directory of work, and where programs may lie.
-struct Spec {
+struct ProcessSpec {
     record: ContainerRecord,
     directories: Vec<PathBuf>,
 }
 
 /// A running process, as it is recorded.
-struct State {
+struct ProcessState {
     pid: i32,
     start_time: u64,
     bundle: PathBuf,
@@ -118,11 +118,11 @@ impl Runc {
     /// Checks the configuration of a process, and writes it into the bundle. There is nothing to mount.
     pub(super) fn make_process(
         &self,
-        allowed: &Allowed,
+        allowed: &ProcessPermissions,
         config: &ContainerConfig,
         record: &mut ContainerRecord,
         dir: &Path,
-    ) -> Result<Vec<Source>, RuntimeError> {
+    ) -> Result<Vec<MountSource>, RuntimeError> {
         let security = &config.security;
         let invalid = |text: &str| Err(RuntimeError::Invalid(text.into()));
         let args: Vec<String> = config.command.iter().chain(&config.args).cloned().collect();
@@ -245,7 +245,7 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
             create(root, Path::new(bundle), Path::new(pid_file), last()?)
         }
         "start" => {
-            let state = State::of(root, last()?)?;
+            let state = ProcessState::of(root, last()?)?;
             state.signal(Signal::SIGCONT as i32)
         }
         "kill" => {
@@ -256,7 +256,7 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
                 Ok(number) => number,
                 Err(_) => signal.parse::<Signal>().map_err(system(signal))? as i32,
             };
-            let state = State::of(root, id)?;
+            let state = ProcessState::of(root, id)?;
             let waited = state.is_stopped();
             state.signal(number)?;
             // A process that waits for its start is stopped: only SIGKILL reaches it.
@@ -266,7 +266,7 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
             Ok(())
         }
         "state" => {
-            let state = State::of(root, last()?)?;
+            let state = ProcessState::of(root, last()?)?;
             let status = match (state.lives(), state.is_stopped()) {
                 (false, _) => "stopped",
                 (true, true) => "created",
@@ -277,9 +277,11 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
         }
         "delete" => {
             let id = last()?;
-            if let Ok(state) = State::of(root, id) {
+            if let Ok(state) = ProcessState::of(root, id) {
                 // Its children end with it: there is no PID namespace that would end them.
-                if let (Ok(spec), Ok(cgroups)) = (Spec::read(&state.bundle), Cgroups::detect()) {
+                if let (Ok(spec), Ok(cgroups)) =
+                    (ProcessSpec::read(&state.bundle), Cgroups::detect())
+                {
                     cgroups.kill(&spec.record.cgroup);
                 }
                 if state.lives() {
@@ -290,8 +292,8 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
             remove::path(&dir).map_err(system("remove what is known of it"))
         }
         "update" => {
-            let state = State::of(root, last()?)?;
-            let spec = Spec::read(&state.bundle)?;
+            let state = ProcessState::of(root, last()?)?;
+            let spec = ProcessSpec::read(&state.bundle)?;
             let resources = updated(spec.record.config.resources, words);
             let cgroups = Cgroups::detect().map_err(refused)?;
             let updated = cgroups.update(&spec.record.cgroup, &resources);
@@ -304,7 +306,7 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
             let ["--tty=false", id, command @ ..] = rest else {
                 return Err(no_terminal());
             };
-            let state = State::of(root, id)?;
+            let state = ProcessState::of(root, id)?;
             exec(&state.bundle, Path::new(pid_file), command)
         }
         BECOME => {
@@ -325,7 +327,7 @@ fn refused<E: core::error::Error>(error: E) -> ProcessError {
     ProcessError::Refused(chain(&error))
 }
 
-impl Spec {
+impl ProcessSpec {
     fn read(bundle: &Path) -> Result<Self, ProcessError> {
         let paths = read(&bundle.join(DIRECTORIES))?;
         let paths = paths.split(|byte| *byte == SEPARATOR);
@@ -393,7 +395,7 @@ fn find_program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessE
     }
 }
 
-impl State {
+impl ProcessState {
     fn of(root: &Path, id: &str) -> Result<Self, ProcessError> {
         let dir = root.join(id);
         let text = read(&dir.join(STATE))?;
@@ -438,7 +440,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ProcessError> {
 }
 
 fn create(root: &Path, bundle: &Path, pid_file: &Path, id: &str) -> Result<(), ProcessError> {
-    let spec = Spec::read(bundle)?;
+    let spec = ProcessSpec::read(bundle)?;
     let record = &spec.record;
     let name = record.config.command.first();
     program(&spec.directories, name.map_or("", String::as_str))?;
@@ -479,7 +481,7 @@ fn settle(
 
 /// Starts a command beside the process, in its cgroup, and leaves it to be adopted.
 fn exec(bundle: &Path, pid_file: &Path, command: &[&str]) -> Result<(), ProcessError> {
-    let spec = Spec::read(bundle)?;
+    let spec = ProcessSpec::read(bundle)?;
     program(
         &spec.directories,
         command.first().copied().unwrap_or_default(),
@@ -515,7 +517,7 @@ fn stage(bundle: &Path, command: &[&str]) -> Result<i32, ProcessError> {
 /// Stops until it is to start; then becomes the command, with its user and without rights.
 fn turn_into(bundle: &Path, command: &[&str]) -> ProcessError {
     let become_it = || -> Result<core::convert::Infallible, ProcessError> {
-        let spec = Spec::read(bundle)?;
+        let spec = ProcessSpec::read(bundle)?;
         let (config, user) = (&spec.record.config, &spec.record.user);
         setsid().map_err(system("setsid"))?;
         limits::set_oom_score_adj(config.resources.oom_score_adj)

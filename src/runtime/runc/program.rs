@@ -11,11 +11,11 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    gate::{Gate, Turn},
-    settings::Settings,
+    gate::{ChildLimiter, ChildPriority},
+    settings::RuncSettings,
 };
 use crate::{
-    api::cri::{DEFAULT_HANDLER, Handler},
+    api::cri::{DEFAULT_HANDLER, HandlerCapabilities},
     shim,
     sys::child::{self, Command},
 };
@@ -40,7 +40,7 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Error of finding or calling an OCI runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ProgramError {
+pub enum OciRuntimeError {
     /// The program does not exist.
     #[error("OCI runtime {name:?} not found (looked in {looked}): install runc or set ociRuntime")]
     NotFound {
@@ -72,7 +72,7 @@ pub enum ProgramError {
 
 /// A probed runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program {
+pub struct OciRuntime {
     /// Absolute path.
     pub path: PathBuf,
     /// `runc`, `crun`, …: the first word of its version text.
@@ -95,15 +95,15 @@ fn file_id(path: &Path) -> Option<FileId> {
     Some((metadata.ino(), metadata.mtime()))
 }
 
-impl Program {
+impl OciRuntime {
     /// Finds the runtime and asks it for its version and its features.
     ///
     /// # Errors
-    /// See [`ProgramError`].
-    pub async fn probe(name: &str) -> Result<Self, ProgramError> {
+    /// See [`OciRuntimeError`].
+    pub async fn probe(name: &str) -> Result<Self, OciRuntimeError> {
         let path = find(name)?;
         let file = file_id(&path);
-        let wrong = |why: String| ProgramError::NotARuntime {
+        let wrong = |why: String| OciRuntimeError::NotARuntime {
             path: path.clone(),
             why,
         };
@@ -141,22 +141,22 @@ impl Program {
     /// Runs `<runtime> --root <root> <call> <args…>` to its end.
     ///
     /// # Errors
-    /// [`ProgramError::Call`] with the runtime's last message.
+    /// [`OciRuntimeError::Call`] with the runtime's last message.
     pub async fn call(
         &self,
         root: &Path,
         call: &'static str,
         args: &[&str],
-        gate: &Gate,
-    ) -> Result<Vec<u8>, ProgramError> {
-        let failed = |message: String| ProgramError::Call { call, message };
+        gate: &ChildLimiter,
+    ) -> Result<Vec<u8>, OciRuntimeError> {
+        let failed = |message: String| OciRuntimeError::Call { call, message };
         let command = self
             .command(root)
             .arg(call)
             .args(args)
             .capture(OUTPUT_LIMIT);
         // A container is created by its shim: these calls start, end or ask.
-        let _pass = gate.pass(Turn::Last).await;
+        let _pass = gate.pass(ChildPriority::Last).await;
         let output = child::run(gate.mark(command), Some(CALL_TIMEOUT))
             .await
             .map_err(|e| failed(e.to_string()))?;
@@ -186,20 +186,20 @@ impl Program {
 }
 
 /// The OCI runtimes of a node: the default one, and one for each handler of RuntimeClasses.
-pub(super) struct Programs {
+pub(super) struct OciRuntimes {
     /// Runtimes by handler: the configured name, and the program that was found.
-    all: BTreeMap<String, (String, RefCell<Result<Program, ProgramError>>)>,
+    all: BTreeMap<String, (String, RefCell<Result<OciRuntime, OciRuntimeError>>)>,
 }
 
-impl Programs {
+impl OciRuntimes {
     /// Finds and probes each. A missing one is logged.
-    pub(super) async fn probe(settings: &Settings) -> Self {
+    pub(super) async fn probe(settings: &RuncSettings) -> Self {
         let mut all = BTreeMap::new();
         let default = (DEFAULT_HANDLER.to_owned(), settings.runtime.clone());
         let handlers = settings.handlers.clone();
         // Bounded: by `MAX_HANDLERS` of the configuration.
         for (handler, name) in core::iter::once(default).chain(handlers) {
-            let found = Program::probe(&name).await;
+            let found = OciRuntime::probe(&name).await;
             match &found {
                 Ok(program) => {
                     for hole in &program.warnings {
@@ -223,17 +223,17 @@ impl Programs {
                 Err(_) => true,
             };
             if changed {
-                let again = Program::probe(name).await;
+                let again = OciRuntime::probe(name).await;
                 *found.borrow_mut() = again;
             }
         }
     }
 
     /// The OCI runtime of a handler.
-    pub(super) fn of(&self, handler: &str) -> Result<Program, ProgramError> {
+    pub(super) fn of(&self, handler: &str) -> Result<OciRuntime, OciRuntimeError> {
         match self.all.get(handler) {
             Some((_, found)) => found.borrow().clone(),
-            None => Err(ProgramError::NoHandler(handler.to_owned())),
+            None => Err(OciRuntimeError::NoHandler(handler.to_owned())),
         }
     }
 
@@ -243,15 +243,17 @@ impl Programs {
     }
 
     /// Lists the handlers that can run pods, for the Node.
-    pub(super) fn handlers(&self) -> Vec<Handler> {
+    pub(super) fn handlers(&self) -> Vec<HandlerCapabilities> {
         let found = self.all.iter();
         let found = found.filter(|(name, (_, found))| name.is_empty() || found.borrow().is_ok());
-        let handler = |(name, (_, found)): (&String, &(_, RefCell<Result<Program, _>>))| Handler {
-            name: name.clone(),
-            recursive_read_only_mounts: found
-                .borrow()
-                .as_ref()
-                .is_ok_and(|p| p.recursive_read_only),
+        let handler = |(name, (_, found)): (&String, &(_, RefCell<Result<OciRuntime, _>>))| {
+            HandlerCapabilities {
+                name: name.clone(),
+                recursive_read_only_mounts: found
+                    .borrow()
+                    .as_ref()
+                    .is_ok_and(|p| p.recursive_read_only),
+            }
         };
         found.map(handler).collect()
     }
@@ -274,19 +276,19 @@ pub fn is_gone(message: &str) -> bool {
     .any(|words| text.contains(words))
 }
 
-fn find(name: &str) -> Result<PathBuf, ProgramError> {
+fn find(name: &str) -> Result<PathBuf, OciRuntimeError> {
     if name.contains('/') {
         let path = PathBuf::from(name);
         return if path.is_absolute() && runs(&path) {
             Ok(path)
         } else {
-            Err(ProgramError::NotFound {
+            Err(OciRuntimeError::NotFound {
                 name: name.to_owned(),
                 looked: "that path; it must be absolute and executable".into(),
             })
         };
     }
-    search(name).ok_or_else(|| ProgramError::NotFound {
+    search(name).ok_or_else(|| OciRuntimeError::NotFound {
         name: name.to_owned(),
         looked: DIRS.join(", "),
     })
@@ -410,9 +412,9 @@ mod tests {
         };
         install("exit 1");
         let name = path.display().to_string();
-        let probe = |name: &str| smol::block_on(Program::probe(name));
+        let probe = |name: &str| smol::block_on(OciRuntime::probe(name));
         let all = BTreeMap::from([(String::new(), (name.clone(), RefCell::new(probe(&name))))]);
-        let programs = Programs { all };
+        let programs = OciRuntimes { all };
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("release");
         let able = triple(&kernel) >= RECURSIVE_READ_ONLY_KERNEL;
         for (features, offered) in [
@@ -471,7 +473,7 @@ mod tests {
     #[test]
     fn missing_and_wrong_programs() {
         let probe = |name: &str| {
-            smol::block_on(Program::probe(name))
+            smol::block_on(OciRuntime::probe(name))
                 .expect_err(name)
                 .to_string()
         };

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::files;
 use crate::api::strict::from_json;
 use crate::api::{
-    ContainerId, PodUid, SandboxId, Wall,
+    ContainerId, PodUid, SandboxId, WallTime,
     cri::{ContainerConfig, MountStatus, SandboxConfig},
     hex,
     oci::ResolvedUser,
@@ -28,7 +28,7 @@ const LIMIT: u64 = 4 << 20;
 /// Position of an instance or sandbox in the order of creation on this machine: (boot number, sequence in that boot).
 /// It holds even if the clock is set back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Order(pub u32, pub u32);
+pub struct CreationOrder(pub u32, pub u32);
 
 /// Phase of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub enum SandboxPhase {
 
 /// A process that keeps a PID namespace alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
+pub struct PidNamespaceHolder {
     /// Pid.
     pub pid: i32,
     /// Start time in clock ticks since boot.
@@ -60,9 +60,9 @@ pub struct SandboxRecord {
     /// Boot in which it was made.
     pub boot_id: String,
     /// Place among all sandboxes and instances.
-    pub created: Order,
+    pub created: CreationOrder,
     /// Time of the creation, for the API.
-    pub created_at: Wall,
+    pub created_at: WallTime,
     /// Phase that the sandbox has reached.
     pub phase: SandboxPhase,
     /// Configuration of the call that made it.
@@ -70,7 +70,7 @@ pub struct SandboxRecord {
     /// Pod IPs, primary first.
     pub ips: Vec<IpAddr>,
     /// Init of the shared PID namespace, if it has one.
-    pub holder: Option<Holder>,
+    pub holder: Option<PidNamespaceHolder>,
 }
 
 /// An instance of a container.
@@ -87,15 +87,15 @@ pub struct ContainerRecord {
     /// Boot in which it was made.
     pub boot_id: String,
     /// Place among all sandboxes and instances.
-    pub created: Order,
+    pub created: CreationOrder,
     /// Time of the creation, for the API.
-    pub created_at: Wall,
+    pub created_at: WallTime,
     /// Set if the bundle is complete. False: the agent died while making it.
     pub made: bool,
     /// Time at which the runtime's `start` succeeded.
-    pub started_at: Option<Wall>,
+    pub started_at: Option<WallTime>,
     /// Failure of its start: (message, wall clock, milliseconds since boot).
-    pub failure: Option<(String, Wall, u64)>,
+    pub failure: Option<(String, WallTime, u64)>,
     /// Configuration of the call that made it, without environment, mounts and command (they are in `config.json`).
     pub config: ContainerConfig,
     /// Name of the image that the API shows as `imageID`.
@@ -152,14 +152,14 @@ pub fn save<T: Serialize>(dir: &Path, record: &T) -> io::Result<()> {
 /// Reads a record. `None` if there is none; an error also for one of a later version.
 pub fn load<T: DeserializeOwned>(dir: &Path) -> io::Result<Option<T>> {
     #[derive(Deserialize)]
-    struct Versioned {
+    struct RecordVersion {
         v: u32,
     }
     let bytes = match files::read_start(&dir.join(FILE), LIMIT) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other?,
     };
-    let Versioned { v } = from_json(&bytes)?;
+    let RecordVersion { v } = from_json(&bytes)?;
     if !(1..=VERSION).contains(&v) {
         return Err(io::Error::other(format!(
             "version {v} is not known to this build (knows 1 to {VERSION})"
@@ -225,7 +225,7 @@ mod tests {
         let sandbox: SandboxRecord = load(&dir).expect("read").expect("there");
         assert_eq!(
             (sandbox.phase, sandbox.created),
-            (SandboxPhase::Ready, Order(3, 7))
+            (SandboxPhase::Ready, CreationOrder(3, 7))
         );
         let text = include_str!("../../../tests/golden/container_record.1.json");
         std::fs::write(dir.join(FILE), text).expect("write");

@@ -13,19 +13,19 @@ use serde::{Deserialize, Serialize};
 use super::{
     Runc, bundle, chain, containers, failed, files,
     pods::open_holder,
-    program::{self, ProgramError},
+    program::{self, OciRuntimeError},
     record::{self, ContainerRecord, SandboxPhase, SandboxRecord},
     sandbox,
-    table::{Ended, Sandbox, container_entry, sandbox_status},
+    table::{ProcessOwner, SandboxEntry, container_entry, sandbox_status},
 };
-use crate::api::order::Gather;
+use crate::api::order::GatherExt;
 use crate::api::strict::from_json;
 use crate::{
     api::{
-        ContainerId, Mono, SandboxId,
+        ContainerId, MonoTime, SandboxId,
         cri::{ContainerState, NamespaceMode, SandboxState},
     },
-    runtime::{Logs, RuntimeError},
+    runtime::{LogRetention, RuntimeError},
     shim,
     sys::{clock, crash, file, proc, remove},
 };
@@ -37,7 +37,7 @@ const LAUNCH_LOOK: Duration = Duration::from_millis(20);
 
 /// A boot of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Boot {
+pub(super) struct MachineBoot {
     /// The kernel's id.
     pub(super) id: String,
     /// Number of the boot, counted by this agent.
@@ -51,7 +51,7 @@ struct BootFile {
     number: u32,
 }
 
-impl Boot {
+impl MachineBoot {
     /// Reads the counter, and writes the next number if the machine was booted since.
     pub(super) fn read(root_dir: &Path) -> io::Result<Self> {
         const LIMIT: u64 = 4096;
@@ -167,7 +167,7 @@ impl Runc {
         };
         self.table.borrow_mut().sandboxes.insert(
             id.clone(),
-            Sandbox {
+            SandboxEntry {
                 status: sandbox_status(&record, state),
                 created: record.created,
                 holder: None,
@@ -181,7 +181,7 @@ impl Runc {
         was_ready && !usable
     }
 
-    async fn recover_container(&self, id: &ContainerId, deadline: Mono) {
+    async fn recover_container(&self, id: &ContainerId, deadline: MonoTime) {
         let dirs = self.dirs(id);
         let mut record = match record::load::<ContainerRecord>(&dirs.run) {
             Ok(Some(record)) => record,
@@ -220,7 +220,7 @@ impl Runc {
     }
 
     /// Adopts a container that an earlier agent began. Returns false if it never ran.
-    async fn recover_process(&self, record: &mut ContainerRecord, deadline: Mono) -> bool {
+    async fn recover_process(&self, record: &mut ContainerRecord, deadline: MonoTime) -> bool {
         let id = record.id.clone();
         let dir = self.dirs(&id).run;
         // A container whose creation failed has an exit record, too, and stays "created".
@@ -244,7 +244,7 @@ impl Runc {
             Ok(Some(launched)) => {
                 {
                     let mut table = self.table.borrow_mut();
-                    match table.watch(launched.pidfd, Ended::Shim(id.clone())) {
+                    match table.watch(launched.pidfd, ProcessOwner::Shim(id.clone())) {
                         Ok(watched) => {
                             if let Some(c) = table.containers.get_mut(&id) {
                                 c.shim = Some(watched);
@@ -310,7 +310,7 @@ impl Runc {
         }
         self.clear_failed_start(&id).await;
         crash::point("recover.cleared");
-        if let Err(e) = self.remove_instance(&id, Logs::Go).await {
+        if let Err(e) = self.remove_instance(&id, LogRetention::Go).await {
             // It stays listed as created, and is removed with its pod.
             log::warn!("container={id} {e}");
             self.forget_shim(&id);
@@ -320,7 +320,7 @@ impl Runc {
     /// Asks the OCI runtime whether a created container was started; if it does not answer, its init's program tells.
     async fn was_started(&self, id: &ContainerId) -> bool {
         #[derive(Deserialize)]
-        struct State {
+        struct OciStateView {
             status: String,
         }
         let started = |name: &str| {
@@ -333,13 +333,13 @@ impl Runc {
         let answer = program
             .call(&self.runtime_root(), "state", &[id], &self.gate)
             .await;
-        match answer.map(|text| from_json::<State>(&text)) {
+        match answer.map(|text| from_json::<OciStateView>(&text)) {
             Ok(Ok(state)) => state.status != "created",
             Ok(Err(e)) => {
                 log::warn!("container={id} state: {e}");
                 started(&program.name)
             }
-            Err(ProgramError::Call { message, .. }) if program::is_gone(&message) => false,
+            Err(OciRuntimeError::Call { message, .. }) if program::is_gone(&message) => false,
             Err(e) => {
                 log::warn!("container={id} {e}");
                 started(&program.name)

@@ -87,7 +87,7 @@ pub(super) fn check(config: &SandboxConfig) -> Result<(), PodError> {
 
 /// Directories of a sandbox.
 #[derive(Clone, Debug)]
-pub(super) struct Dirs {
+pub(super) struct SandboxDirs {
     /// `<run>/sandboxes/<id>`.
     pub(super) run: PathBuf,
     /// `<root>/sandboxes/<id>`.
@@ -95,7 +95,11 @@ pub(super) struct Dirs {
 }
 
 /// Writes the files that containers see, and mounts /dev/shm. Nothing is synced: a reboot makes them anew.
-pub(super) fn make_files(dirs: &Dirs, config: &SandboxConfig, host_name: &str) -> io::Result<()> {
+pub(super) fn make_files(
+    dirs: &SandboxDirs,
+    config: &SandboxConfig,
+    host_name: &str,
+) -> io::Result<()> {
     files::make_private(&dirs.root)?;
     let resolv_conf = if config.dns == DnsConfig::default() {
         files::read_start(Path::new("/etc/resolv.conf"), HOST_FILE_LIMIT).unwrap_or_default()
@@ -126,13 +130,13 @@ pub(super) fn make_files(dirs: &Dirs, config: &SandboxConfig, host_name: &str) -
 
 /// An init of a PID namespace that ends by itself unless it is told that it is recorded.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct UnrecordedPodInit {
     pub(super) pid: i32,
     tell: io::PipeWriter,
     said: io::PipeReader,
 }
 
-impl Begun {
+impl UnrecordedPodInit {
     /// From here on it stays when the agent ends. Returns when it has nothing of the host any more.
     pub(super) async fn recorded(mut self) -> io::Result<()> {
         self.tell.write_all(&[super::pod_init::RECORDED])?;
@@ -167,7 +171,7 @@ pub(super) async fn make_namespaces(
     dir: &Path,
     config: &SandboxConfig,
     exe: &Arc<OwnedFd>,
-) -> io::Result<Option<Begun>> {
+) -> io::Result<Option<UnrecordedPodInit>> {
     let (shared_pid, pid_pin) = (config.namespaces.pid == NamespaceMode::Pod, pin(dir, "pid"));
     let wanted = wanted(dir, config);
     let (exe, owner) = (Arc::clone(exe), dir.to_owned());
@@ -187,11 +191,11 @@ pub(super) async fn make_namespaces(
     .await?
 }
 
-fn wanted(dir: &Path, config: &SandboxConfig) -> namespaces::Sandbox {
+fn wanted(dir: &Path, config: &SandboxConfig) -> namespaces::SandboxNamespaces {
     let modes = config.namespaces;
     let network = modes.network == NamespaceMode::Pod;
     let ipc = modes.ipc == NamespaceMode::Pod;
-    namespaces::Sandbox {
+    namespaces::SandboxNamespaces {
         net: network.then(|| pin(dir, "net")),
         // Follows the network: with the machine's network the machine's name (RTM-12).
         uts: network.then(|| pin(dir, "uts")),
@@ -208,7 +212,7 @@ fn wanted(dir: &Path, config: &SandboxConfig) -> namespaces::Sandbox {
 }
 
 /// Starts the init of a new PID namespace. It is no `sys::child`: it must outlive the agent.
-fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<Begun> {
+fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<UnrecordedPodInit> {
     unshare(CloneFlags::CLONE_NEWPID)?;
     let (told, tell) = io::pipe()?;
     let (said, say) = io::pipe()?;
@@ -223,7 +227,7 @@ fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<Begun> {
         .stderr(Stdio::null())
         .spawn()?;
     let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-    Ok(Begun { pid, tell, said })
+    Ok(UnrecordedPodInit { pid, tell, said })
 }
 
 /// Returns true if every namespace that the sandbox should have is pinned.
@@ -254,7 +258,7 @@ pub(super) fn release_namespaces(dir: &Path) -> io::Result<()> {
 }
 
 /// Paths of the sandbox that its containers join and mount.
-pub(super) fn paths(dirs: &Dirs, record: &SandboxRecord) -> SandboxPaths {
+pub(super) fn paths(dirs: &SandboxDirs, record: &SandboxRecord) -> SandboxPaths {
     let (dir, files) = (&dirs.run, &dirs.root);
     let text = |path: PathBuf| path.display().to_string();
     let modes = record.config.namespaces;

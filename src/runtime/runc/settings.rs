@@ -3,13 +3,13 @@
 use alloc::collections::BTreeMap;
 use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
-use super::cni::BuiltIn;
+use super::cni::BuiltInNetwork;
 use crate::api::oci::{HostFacts, ResolveUserFn, SameLabelFn, SpecFn};
 use crate::shim::LogLimit;
 
 /// Everything that is configurable, every directory absolute.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct RuncSettings {
     /// Directory that survives a reboot: writable layers, attachments of foreign networks, the boot counter.
     pub root_dir: PathBuf,
     /// Directory that is lost at reboot: records, bundles, namespaces, leases of the built-in network.
@@ -19,13 +19,13 @@ pub struct Settings {
     /// Other OCI runtimes, absolute paths, by the handler that pods name in their RuntimeClass.
     pub handlers: BTreeMap<String, String>,
     /// Programs of the machine that may run as containers of the handler [`super::process::HANDLER`]; `None`: none may.
-    pub process: Option<super::process::Allowed>,
+    pub process: Option<super::process::ProcessPermissions>,
     /// Network configurations.
     pub cni_conf_dir: PathBuf,
     /// Network plugins.
     pub cni_bin_dir: PathBuf,
     /// The network of a node without configuration.
-    pub built_in_network: BuiltIn,
+    pub built_in_network: BuiltInNetwork,
     /// Cgroup below which pods live (`/kubepods`, `cgroupRoot` included); tried by the status call.
     pub kubepods: String,
     /// Cgroup of the shims.
@@ -47,7 +47,7 @@ pub struct Settings {
     /// `logic::security::is_same_label`.
     pub same_label: SameLabelFn,
     /// Giver of devices that are more than nodes; `None`: no container has such devices.
-    pub devices: Option<Arc<dyn super::ContainerDevices>>,
+    pub devices: Option<Arc<dyn super::DeviceInjector>>,
     /// Children at a time; `None` derives it from memory and cores.
     pub parallel: Option<usize>,
 }

@@ -20,7 +20,7 @@ use crate::sys::open as walk;
 
 /// A path of the host that a container mounts.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct MountSource {
     /// Path on the host, without links.
     pub(super) path: PathBuf,
     /// Path in the container.
@@ -29,7 +29,7 @@ pub(super) struct Source {
     opened: Option<OwnedFd>,
 }
 
-impl Source {
+impl MountSource {
     /// Resolves `path`. `own`: the agent's directories, without links.
     pub(super) fn resolve(path: &str, container_path: &str, own: &[PathBuf]) -> io::Result<Self> {
         let path = fs::canonicalize(path)?;
@@ -70,7 +70,7 @@ fn opened(path: &Path) -> io::Result<OwnedFd> {
 
 /// Reason why a container must not be started.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SourceError {
+pub(super) enum MountSourceError {
     #[error("cannot look at its mounts")]
     Unseen(#[source] io::Error),
     /// The path was replaced, by a user with access to its directory, after it was looked at.
@@ -84,8 +84,9 @@ pub(super) enum SourceError {
 /// server of a path may be gone.
 ///
 /// - Errors: the container must not be started.
-pub(super) fn check(sources: &[Source], pid: i32) -> Result<(), SourceError> {
-    let root = walk::dir(Path::new(&format!("/proc/{pid}/root"))).map_err(SourceError::Unseen)?;
+pub(super) fn check(sources: &[MountSource], pid: i32) -> Result<(), MountSourceError> {
+    let root =
+        walk::dir(Path::new(&format!("/proc/{pid}/root"))).map_err(MountSourceError::Unseen)?;
     for source in sources {
         let Some(opened) = &source.opened else {
             continue;
@@ -99,14 +100,14 @@ pub(super) fn check(sources: &[Source], pid: i32) -> Result<(), SourceError> {
             continue;
         };
         // By a link of the image two mounts can be at one place: then only the other one is seen.
-        let other = |other: &Source| {
+        let other = |other: &MountSource| {
             fs::symlink_metadata(&other.path).is_ok_and(|m| (m.dev(), m.ino()) == found)
         };
         let others = sources
             .iter()
             .filter(|s| s.container_path != source.container_path);
         if found != wanted && !others.into_iter().any(other) {
-            return Err(SourceError::Changed {
+            return Err(MountSourceError::Changed {
                 host: source.path.clone(),
                 at: at.to_owned(),
             });

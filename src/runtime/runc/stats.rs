@@ -8,8 +8,8 @@ use crate::{
     api::{
         ContainerId,
         cri::{ContainerState, NamespaceMode, SandboxState},
-        order::Order as _,
-        stats::{ContainerUsage, Detail, DiskUsage, PodUsage},
+        order::OrderExt as _,
+        stats::{ContainerUsage, DiskUsage, PodUsage, StatsDetail},
     },
     cgroup::Cgroups,
     net::traffic,
@@ -18,14 +18,14 @@ use crate::{
 };
 
 /// A pod to read, and the pin of its network namespace if it has one of its own.
-struct Target {
+struct UsageTarget {
     pod: PodUsage,
     network: Option<PathBuf>,
 }
 
 impl Runc {
     /// Pods with a usable sandbox and their running containers, sorted by UID.
-    pub(super) async fn usage(&self, detail: Detail) -> Result<Vec<PodUsage>, RuntimeError> {
+    pub(super) async fn usage(&self, detail: StatsDetail) -> Result<Vec<PodUsage>, RuntimeError> {
         let targets = self.targets();
         let cgroups = self.cgroups.clone();
         on_fresh_thread("stats", move || {
@@ -56,7 +56,7 @@ impl Runc {
         }
     }
 
-    fn targets(&self) -> Vec<Target> {
+    fn targets(&self) -> Vec<UsageTarget> {
         let table = self.table.borrow();
         let targets = table.uids().into_iter().filter_map(|uid| {
             let status = table.pod(&uid);
@@ -91,7 +91,7 @@ impl Runc {
                 })
                 .collect();
             containers.order_by(|a, b| a.name.cmp(&b.name));
-            Some(Target {
+            Some(UsageTarget {
                 pod: PodUsage {
                     uid: status.uid,
                     name: status.name,
@@ -109,22 +109,22 @@ impl Runc {
 }
 
 /// Fills in the figures of one pod. A pod that has ended meanwhile has none, and its containers are left out.
-fn read(cgroups: &Cgroups, target: Target, detail: Detail) -> PodUsage {
-    let Target { mut pod, network } = target;
+fn read(cgroups: &Cgroups, target: UsageTarget, detail: StatsDetail) -> PodUsage {
+    let UsageTarget { mut pod, network } = target;
     pod.usage = cgroups.usage(&pod.cgroup, detail).unwrap_or_default();
     pod.containers.retain_mut(|container| {
         let usage = cgroups.usage(&container.cgroup, detail);
         container.usage = usage.unwrap_or_default();
         container.usage.cpu.is_some() || container.usage.memory.is_some()
     });
-    if detail == Detail::Full {
+    if detail == StatsDetail::Full {
         pod.network = network.and_then(|pin| interfaces(&pin));
     }
     pod
 }
 
 /// Moves this thread into the namespace. It stays there until it moves on, or ends.
-fn interfaces(pin: &Path) -> Option<Vec<crate::api::stats::Interface>> {
+fn interfaces(pin: &Path) -> Option<Vec<crate::api::stats::InterfaceCounts>> {
     let counts = namespaces::join(pin).and_then(|()| traffic::of_this_thread());
     counts
         .inspect_err(|e| log::debug!("{}: {}", pin.display(), chain(e)))

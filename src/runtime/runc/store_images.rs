@@ -9,15 +9,15 @@ use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc};
 
 use smol::{Timer, future::FutureExt as _};
 
-use super::images::{Hold, Images, ResolvedImage};
-use crate::api::order::Gather as _;
+use super::images::{BackendImageHold, BackendImageStore, ResolvedImage};
+use crate::api::order::GatherExt as _;
 use crate::{
-    api::cri::{AuthConfig, FsInfo, Image, PodRuntimeStatus},
+    api::cri::{AuthConfig, FsInfo, PodRuntimeStatus, StoredImage},
     image::{
-        DropIn, ImageError, ImageRecord, ImportOptions, Progress, PullError, Puller, Store,
-        Verifying, pull::Settings,
+        DropInPoller, ImageError, ImageProgress, ImageRecord, ImageStore, ImageVerifier,
+        ImportOptions, PullError, Puller, pull::PullSettings,
     },
-    runtime::{Call, RuntimeError},
+    runtime::{RuntimeCall, RuntimeError},
     sys::lane::{Lane, OnLane, on_fresh_thread},
 };
 
@@ -27,7 +27,7 @@ const FS_TIMEOUT: Duration = Duration::from_secs(3);
 /// The store, and the puller that fills it. A copy is the same store.
 #[derive(Clone)]
 pub struct StoreImages {
-    store: Store,
+    store: ImageStore,
     puller: Puller,
     disk: Lane,
     unpack: Lane,
@@ -40,12 +40,12 @@ impl StoreImages {
     /// The store cannot be read or made.
     pub async fn open(
         dir: PathBuf,
-        settings: Settings,
+        settings: PullSettings,
         disk: Lane,
         unpack: Lane,
     ) -> Result<Self, ImageError> {
         let opened = disk.run(move || {
-            let store = Store::open(&dir)?;
+            let store = ImageStore::open(&dir)?;
             let puller = Puller::new(store.clone(), settings);
             Ok((store, puller))
         });
@@ -82,12 +82,12 @@ impl StoreImages {
     /// Imports every image of an archive, and returns them. `tick` hears of progress, and may stop it.
     ///
     /// # Errors
-    /// The archive is wrong, or the disk fails: see [`Store::import_archive`].
+    /// The archive is wrong, or the disk fails: see [`ImageStore::import_archive`].
     pub async fn import(
         &self,
         archive: PathBuf,
         options: ImportOptions,
-        mut tick: impl FnMut(Progress) -> ControlFlow<()> + Send + 'static,
+        mut tick: impl FnMut(ImageProgress) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
         let store = self.store.clone();
         let import = move || store.import_archive(&archive, &options, &mut tick);
@@ -151,19 +151,19 @@ impl StoreImages {
     }
 
     /// Begins to check all images: one layer a step.
-    pub async fn verifying(&self) -> OnLane<Verifying> {
+    pub async fn verifying(&self) -> OnLane<ImageVerifier> {
         let store = self.store.clone();
-        OnLane::new(&self.unpack, move || Verifying::new(store)).await
+        OnLane::new(&self.unpack, move || ImageVerifier::new(store)).await
     }
 
     /// Opens the directory whose archives are imported and whose lists are pulled.
-    pub async fn drop_in(&self, dir: PathBuf) -> OnLane<DropIn> {
+    pub async fn drop_in(&self, dir: PathBuf) -> OnLane<DropInPoller> {
         let store = self.store.clone();
-        OnLane::new(&self.unpack, move || DropIn::open(store, dir)).await
+        OnLane::new(&self.unpack, move || DropInPoller::open(store, dir)).await
     }
 }
 
-impl Images for StoreImages {
+impl BackendImageStore for StoreImages {
     fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError> {
         let Some(image) = self.store.resolve(reference)? else {
             return Ok(None);
@@ -180,21 +180,25 @@ impl Images for StoreImages {
             }))
     }
 
-    fn status(&self, reference: &str) -> Result<Option<Image>, ImageError> {
+    fn status(&self, reference: &str) -> Result<Option<StoredImage>, ImageError> {
         let image = self.store.resolve(reference)?;
         Ok(image.map(|i| i.to_cri()))
     }
 
-    fn hold(&self, id: &str) -> Option<Hold> {
+    fn hold(&self, id: &str) -> Option<BackendImageHold> {
         let hold = self.store.hold(id)?;
         Some(Box::new(hold))
     }
 
-    fn list(&self) -> Vec<Image> {
+    fn list(&self) -> Vec<StoredImage> {
         self.store.list().iter().map(|i| i.to_cri()).collect()
     }
 
-    fn pull<'a>(&'a self, reference: &'a str, credential: Option<AuthConfig>) -> Call<'a, String> {
+    fn pull<'a>(
+        &'a self,
+        reference: &'a str,
+        credential: Option<AuthConfig>,
+    ) -> RuntimeCall<'a, String> {
         Box::pin(async move {
             let pulled = self
                 .puller
@@ -204,7 +208,7 @@ impl Images for StoreImages {
         })
     }
 
-    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+    fn pull_progress(&self, reference: &str) -> Option<ImageProgress> {
         self.puller.progress(reference)
     }
 
@@ -212,7 +216,7 @@ impl Images for StoreImages {
         self.puller.is_pulling(reference)
     }
 
-    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
+    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
             let (store, id) = (self.store.clone(), id.to_owned());
             let removed = self
@@ -222,7 +226,7 @@ impl Images for StoreImages {
         })
     }
 
-    fn fs_info(&self) -> Call<'_, FsInfo> {
+    fn fs_info(&self) -> RuntimeCall<'_, FsInfo> {
         Box::pin(async {
             let store = self.store.clone();
             let info = async {
@@ -265,7 +269,7 @@ mod tests {
     fn a_disk_that_hangs_is_not_waited_for() {
         let temp = Scratch::new();
         let disk = Lane::start("disk").expect("a thread");
-        let settings = Settings::default();
+        let settings = PullSettings::default();
         let opened = StoreImages::open(temp.join("store"), settings, disk.clone(), Lane::inline());
         let images = smol::block_on(opened).expect("store");
         let (thaw, frozen) = std::sync::mpsc::channel::<()>();
@@ -299,7 +303,12 @@ mod tests {
         // GC-11 IGC-02
         let temp = Scratch::new();
         let lane = Lane::inline();
-        let opened = StoreImages::open(temp.join("store"), Settings::default(), lane.clone(), lane);
+        let opened = StoreImages::open(
+            temp.join("store"),
+            PullSettings::default(),
+            lane.clone(),
+            lane,
+        );
         let images = smol::future::block_on(opened).expect("store");
         let add = |name: &str| {
             let layer = Stream::new().file("name", name.as_bytes()).bytes();

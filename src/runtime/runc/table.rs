@@ -16,11 +16,11 @@ use nix::sys::{
     wait::{Id, WaitPidFlag, waitid},
 };
 
-use super::images::Hold;
+use super::images::BackendImageHold;
 use super::record::{self, ContainerRecord, SandboxRecord};
-use super::sources::Source;
+use super::sources::MountSource;
 use super::tracers;
-use crate::api::order::{Gather as _, Order as _};
+use crate::api::order::{GatherExt as _, OrderExt as _};
 use crate::api::{
     ContainerId, PodUid, SandboxId,
     cri::{
@@ -34,25 +34,25 @@ const EVENTS: usize = 32;
 
 /// A sandbox of the table.
 #[derive(Debug)]
-pub(super) struct Sandbox {
+pub(super) struct SandboxEntry {
     pub(super) status: SandboxStatus,
     /// Place among all sandboxes and instances.
-    pub(super) created: record::Order,
+    pub(super) created: record::CreationOrder,
     /// Init of its shared PID namespace.
-    pub(super) holder: Option<Watched>,
+    pub(super) holder: Option<WatchedProcess>,
 }
 
 /// An instance of the table.
 #[derive(Debug)]
-pub(super) struct Container {
+pub(super) struct ContainerEntry {
     pub(super) uid: PodUid,
     pub(super) status: ContainerStatus,
     /// Place among all sandboxes and instances.
-    pub(super) created: record::Order,
+    pub(super) created: record::CreationOrder,
     /// Key of the image in the store: it may not be removed.
     pub(super) image: String,
     /// Holds on this image, and on those of its volumes, for as long as the instance is listed.
-    pub(super) holds: Vec<Hold>,
+    pub(super) holds: Vec<BackendImageHold>,
     pub(super) stop_signal: String,
     pub(super) cgroup: String,
     /// Set if the container may trace processes of its PID namespace.
@@ -62,33 +62,33 @@ pub(super) struct Container {
     /// Set once the termination message was read.
     pub(super) message_read: bool,
     /// Shim of the instance, while it lives.
-    pub(super) shim: Option<Watched>,
+    pub(super) shim: Option<WatchedProcess>,
     /// The OCI runtime may still know it, or its root file system be mounted.
     pub(super) resident: bool,
     /// A call of the OCI runtime that starts it has not returned yet.
     pub(super) starting: bool,
     /// Paths of the host that it mounts, until it is started.
-    pub(super) sources: Vec<Source>,
+    pub(super) sources: Vec<MountSource>,
 }
 
 /// A process whose end is waited for.
 #[derive(Clone, Debug)]
-pub(super) struct Watched {
+pub(super) struct WatchedProcess {
     pub(super) pidfd: Rc<OwnedFd>,
     token: u64,
 }
 
 /// Owner of a process that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum ProcessOwner {
     Shim(ContainerId),
     Holder(SandboxId),
 }
 
 #[derive(Debug)]
-struct Watch(Epoll);
+struct PidfdEpoll(Epoll);
 
-impl AsFd for Watch {
+impl AsFd for PidfdEpoll {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.0.as_fd()
     }
@@ -96,20 +96,20 @@ impl AsFd for Watch {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Table {
-    pub(super) sandboxes: BTreeMap<SandboxId, Sandbox>,
-    pub(super) containers: BTreeMap<ContainerId, Container>,
-    watched: BTreeMap<u64, Ended>,
+pub(super) struct InstanceTable {
+    pub(super) sandboxes: BTreeMap<SandboxId, SandboxEntry>,
+    pub(super) containers: BTreeMap<ContainerId, ContainerEntry>,
+    watched: BTreeMap<u64, ProcessOwner>,
     next_token: u64,
-    epoll: Rc<Async<Watch>>,
+    epoll: Rc<Async<PidfdEpoll>>,
 }
 
 /// Rings when a watched process ended. Independent of the table, so that it can be awaited while the table is used.
 #[derive(Clone, Debug)]
-pub(super) struct Bell(Rc<Async<Watch>>);
+pub(super) struct ProcessDoorbell(Rc<Async<PidfdEpoll>>);
 
-impl Bell {
-    /// Resolves when an end is waiting to be taken by [`Table::take_ended`].
+impl ProcessDoorbell {
+    /// Resolves when an end is waiting to be taken by [`InstanceTable::take_ended`].
     pub(super) async fn ring(&self) {
         if let Err(e) = self.0.readable().await {
             log::warn!("doorbell of the runtime: {e}; polling only");
@@ -118,7 +118,7 @@ impl Bell {
     }
 }
 
-impl Table {
+impl InstanceTable {
     pub(super) fn new() -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         Ok(Self {
@@ -127,29 +127,33 @@ impl Table {
             watched: BTreeMap::new(),
             next_token: 0,
             // The reactor's handle is not read: it only tells when to look.
-            epoll: Rc::new(Async::new_nonblocking(Watch(epoll))?),
+            epoll: Rc::new(Async::new_nonblocking(PidfdEpoll(epoll))?),
         })
     }
 
-    pub(super) fn bell(&self) -> Bell {
-        Bell(Rc::clone(&self.epoll))
+    pub(super) fn bell(&self) -> ProcessDoorbell {
+        ProcessDoorbell(Rc::clone(&self.epoll))
     }
 
     /// Starts waiting for the end of the process behind `pidfd`.
-    pub(super) fn watch(&mut self, pidfd: OwnedFd, who: Ended) -> io::Result<Watched> {
+    pub(super) fn watch(
+        &mut self,
+        pidfd: OwnedFd,
+        who: ProcessOwner,
+    ) -> io::Result<WatchedProcess> {
         let token = self.next_token;
         self.next_token += 1;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, token);
         self.epoll.get_ref().0.add(&pidfd, event)?;
         self.watched.insert(token, who);
-        Ok(Watched {
+        Ok(WatchedProcess {
             pidfd: Rc::new(pidfd),
             token,
         })
     }
 
     /// Stops waiting. Explicit, because a copy of the descriptor may live on in a future.
-    pub(super) fn unwatch(&mut self, watched: &Watched) {
+    pub(super) fn unwatch(&mut self, watched: &WatchedProcess) {
         if self.watched.remove(&watched.token).is_some()
             && let Err(e) = self.epoll.get_ref().0.delete(&watched.pidfd)
         {
@@ -158,7 +162,7 @@ impl Table {
     }
 
     /// Takes the ends that happened since the last call, each once, and stops waiting for them.
-    pub(super) fn take_ended(&mut self) -> Vec<Ended> {
+    pub(super) fn take_ended(&mut self) -> Vec<ProcessOwner> {
         let mut all = Vec::new();
         loop {
             let mut events = [EpollEvent::empty(); EVENTS];
@@ -173,14 +177,16 @@ impl Table {
             for event in &events[..count] {
                 if let Some(who) = self.watched.get(&event.data()).cloned() {
                     let watched = match &who {
-                        Ended::Shim(id) => self.containers.get_mut(id).and_then(|c| c.shim.take()),
-                        Ended::Holder(id) => {
+                        ProcessOwner::Shim(id) => {
+                            self.containers.get_mut(id).and_then(|c| c.shim.take())
+                        }
+                        ProcessOwner::Holder(id) => {
                             self.sandboxes.get_mut(id).and_then(|s| s.holder.take())
                         }
                     };
                     if let Some(watched) = watched {
                         self.unwatch(&watched);
-                        if matches!(who, Ended::Holder(_)) {
+                        if matches!(who, ProcessOwner::Holder(_)) {
                             reap(&watched.pidfd);
                         }
                     }
@@ -196,7 +202,7 @@ impl Table {
     /// Every pod, sorted by UID.
     pub(super) fn list(&self) -> Vec<PodItem> {
         let mut pods: BTreeMap<&PodUid, PodItem> = BTreeMap::new();
-        for Sandbox { status, .. } in self.sandboxes.values() {
+        for SandboxEntry { status, .. } in self.sandboxes.values() {
             let pod = pods.entry(&status.uid).or_default();
             if pod.sandboxes.is_empty() {
                 pod.name.clone_from(&status.name);
@@ -218,10 +224,10 @@ impl Table {
     /// Status of a pod; empty if no sandbox or container of it is known.
     pub(super) fn pod(&self, uid: &PodUid) -> PodRuntimeStatus {
         let all = self.sandboxes.values();
-        let mut sandboxes: Vec<&Sandbox> = all.filter(|s| s.status.uid == *uid).collect();
+        let mut sandboxes: Vec<&SandboxEntry> = all.filter(|s| s.status.uid == *uid).collect();
         sandboxes.order_by_key(|s| core::cmp::Reverse((s.status.attempt, s.created)));
         let all = self.containers.values();
-        let mut containers: Vec<&Container> = all.filter(|c| c.uid == *uid).collect();
+        let mut containers: Vec<&ContainerEntry> = all.filter(|c| c.uid == *uid).collect();
         containers.order_by_key(|c| core::cmp::Reverse(c.created));
         let mut pod = PodRuntimeStatus {
             uid: uid.clone(),
@@ -280,11 +286,11 @@ pub(super) fn sandbox_status(record: &SandboxRecord, state: SandboxState) -> San
 }
 
 /// The entry of an instance by its record alone: not running, its images not held.
-pub(super) fn container_entry(record: &ContainerRecord) -> Container {
+pub(super) fn container_entry(record: &ContainerRecord) -> ContainerEntry {
     let user = &record.user;
     let config = &record.config;
     let hash = config.annotations.get(ANNOTATION_HASH);
-    Container {
+    ContainerEntry {
         uid: record.uid.clone(),
         created: record.created,
         image: record.image.clone(),
@@ -343,7 +349,7 @@ mod tests {
     #[test]
     fn an_end_is_seen_once_and_rings() {
         smol::block_on(async {
-            let mut table = Table::new().expect("epoll");
+            let mut table = InstanceTable::new().expect("epoll");
             let (reader, writer) = io::pipe().expect("pipe");
             let mut child = Command::new("/bin/cat")
                 .stdin(Stdio::from(reader))
@@ -351,7 +357,7 @@ mod tests {
                 .expect("cat");
             let pid = child.id().try_into().expect("a pid");
             let fd = pidfd::open(pid).expect("pidfd");
-            let who = Ended::Shim(ContainerId::new("c"));
+            let who = ProcessOwner::Shim(ContainerId::new("c"));
             let watched = table.watch(fd, who.clone()).expect("watch");
             assert!(table.take_ended().is_empty(), "it runs");
             drop(writer);

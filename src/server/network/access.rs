@@ -7,7 +7,7 @@
 //!
 //! A certificate is verified once for a connection, and again if the CAs change or it expires. A certificate that came
 //! alone costs one signature, as the handshake did before, and is verified at once. If others came with it, a way from
-//! it to a trusted CA is searched among them, on a thread of its own ([`Verifier`]). So strangers whose chains are
+//! it to a trusted CA is searched among them, on a thread of its own ([`ChainVerifier`]). So strangers whose chains are
 //! expensive to search wait for each other, and the apiserver, whose certificate the CA has signed itself, waits for
 //! none of them.
 
@@ -28,12 +28,12 @@ use sha2::{Digest as _, Sha256};
 use smol::lock::Mutex;
 
 use crate::{
-    api::Wall,
+    api::WallTime,
     kube::x509,
-    logic::access::{self, Answers},
+    logic::access::{self, AnswerCache},
     net::known_time::KNOWN,
-    net::serving::Authorities,
-    server::http::{Identity, Refusal, Request},
+    net::serving::ClientAuthorities,
+    server::http::{HttpRequest, Refusal, UserIdentity},
     sys::{clock, lane::Lane},
 };
 
@@ -56,9 +56,9 @@ const UNAUTHENTICATED: &str = "system:unauthenticated";
 
 /// A question to the apiserver: may this user do this?
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct AccessQuestion {
     /// User who asks.
-    pub user: Identity,
+    pub user: UserIdentity,
     /// Verb, may be empty.
     pub verb: &'static str,
     /// Subresource of this node.
@@ -76,19 +76,19 @@ pub struct ReviewError {
 }
 
 /// An answer on its way.
-pub type Reviewed<'a, T> = Pin<Box<dyn Future<Output = Result<T, ReviewError>> + 'a>>;
+pub type ReviewReply<'a, T> = Pin<Box<dyn Future<Output = Result<T, ReviewError>> + 'a>>;
 
 /// Authority on users and their rights: the apiserver.
 pub trait Reviewer {
     /// Finds the user of a token; `None`: no user has it.
-    fn who_is(&self, token: String) -> Reviewed<'_, Option<Identity>>;
+    fn who_is(&self, token: String) -> ReviewReply<'_, Option<UserIdentity>>;
     /// Returns true if the user may do so.
-    fn may(&self, question: Question) -> Reviewed<'_, bool>;
+    fn may(&self, question: AccessQuestion) -> ReviewReply<'_, bool>;
 }
 
 /// Mode of authorization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Authorization {
+pub enum AuthorizationMode {
     /// Every user may do everything, the anonymous one too if there is one.
     AlwaysAllow,
     /// The apiserver is asked; times for which its yes and its no count.
@@ -103,41 +103,41 @@ pub struct AccessSettings {
     /// Set if a client without a credential is taken as the anonymous user.
     pub anonymous: bool,
     /// Mode of authorization.
-    pub authorization: Authorization,
+    pub authorization: AuthorizationMode,
 }
 
 /// See the module.
-pub struct Access {
+pub struct AccessControl {
     settings: AccessSettings,
     reviewer: Option<Box<dyn Reviewer>>,
-    authorities: RefCell<Option<Arc<Authorities>>>,
+    authorities: RefCell<Option<Arc<ClientAuthorities>>>,
     /// Number of changes of the CAs.
     generation: Cell<u64>,
-    verifier: Verifier,
-    tokens: RefCell<Answers<[u8; 32], Option<Identity>>>,
-    rights: RefCell<Answers<[u8; 32], bool>>,
+    verifier: ChainVerifier,
+    tokens: RefCell<AnswerCache<[u8; 32], Option<UserIdentity>>>,
+    rights: RefCell<AnswerCache<[u8; 32], bool>>,
     asking: Mutex<()>,
     waiting: Cell<u32>,
 }
 
 /// Worth of a credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Credential {
+enum CredentialWorth {
     /// The client showed no credential, or one without a user.
     None,
     /// The credential is not valid.
     Bad,
-    Good(Identity),
+    Good(UserIdentity),
 }
 
 /// Certificates that a client showed in its handshake, and the verdict on them.
 #[derive(Debug, Default)]
-pub(super) struct Papers {
+pub(super) struct HandshakeCertificates {
     chain: Arc<[CertificateDer<'static>]>,
-    found: Option<Verdict>,
+    found: Option<ChainVerdict>,
 }
 
-impl Papers {
+impl HandshakeCertificates {
     /// Takes a client's chain, its own certificate first.
     pub(super) fn new(chain: &[CertificateDer<'static>]) -> Self {
         Self {
@@ -149,39 +149,39 @@ impl Papers {
 
 /// Worth of a chain, and the time for which that counts.
 #[derive(Debug)]
-struct Verdict {
-    credential: Credential,
+struct ChainVerdict {
+    credential: CredentialWorth,
     /// Generation of the CAs that the chain was verified with.
     generation: u64,
     /// Time of the verification. A clock that was put back since may stand before the validity of the chain.
-    from: Wall,
-    until: Wall,
+    from: WallTime,
+    until: WallTime,
 }
 
-impl Verdict {
-    fn counts(&self, generation: u64, now: Wall) -> bool {
+impl ChainVerdict {
+    fn counts(&self, generation: u64, now: WallTime) -> bool {
         self.generation == generation && self.from <= now && now < self.until
     }
 }
 
-impl Access {
-    /// Makes an access that takes no certificate until [`Access::trust`].
+impl AccessControl {
+    /// Makes an access that takes no certificate until [`AccessControl::trust`].
     pub fn new(settings: AccessSettings, reviewer: Option<Box<dyn Reviewer>>) -> Self {
         Self {
             settings,
             reviewer,
             authorities: RefCell::new(None),
             generation: Cell::new(0),
-            verifier: Verifier::default(),
-            tokens: RefCell::new(Answers::new(MAX_ANSWERS)),
-            rights: RefCell::new(Answers::new(MAX_ANSWERS)),
+            verifier: ChainVerifier::default(),
+            tokens: RefCell::new(AnswerCache::new(MAX_ANSWERS)),
+            rights: RefCell::new(AnswerCache::new(MAX_ANSWERS)),
             asking: Mutex::new(()),
             waiting: Cell::new(0),
         }
     }
 
     /// Makes these authorities the ones that vouch for certificates, on open connections too.
-    pub fn trust(&self, authorities: Arc<Authorities>) {
+    pub fn trust(&self, authorities: Arc<ClientAuthorities>) {
         self.authorities.replace(Some(authorities));
         self.generation.set(self.generation.get() + 1);
     }
@@ -189,9 +189,9 @@ impl Access {
     /// Asks both questions. A token is taken out of the request.
     pub(super) async fn admit(
         &self,
-        request: &mut Request,
-        papers: &mut Papers,
-    ) -> Result<Identity, Refusal> {
+        request: &mut HttpRequest,
+        papers: &mut HandshakeCertificates,
+    ) -> Result<UserIdentity, Refusal> {
         let token = take_token(request);
         let user = self.authenticate(token, papers).await?;
         self.authorize(&user, request).await?;
@@ -201,33 +201,36 @@ impl Access {
     async fn authenticate(
         &self,
         token: Option<String>,
-        papers: &mut Papers,
-    ) -> Result<Identity, Refusal> {
+        papers: &mut HandshakeCertificates,
+    ) -> Result<UserIdentity, Refusal> {
         let mut bad = false;
         match self.by_certificate(papers).await? {
-            Credential::Good(user) => return Ok(known(user)),
-            Credential::Bad => bad = true,
-            Credential::None => {}
+            CredentialWorth::Good(user) => return Ok(known(user)),
+            CredentialWorth::Bad => bad = true,
+            CredentialWorth::None => {}
         }
         match self.by_token(token).await? {
-            Credential::Good(user) => return Ok(known(user)),
-            Credential::Bad => bad = true,
-            Credential::None => {}
+            CredentialWorth::Good(user) => return Ok(known(user)),
+            CredentialWorth::Bad => bad = true,
+            CredentialWorth::None => {}
         }
         if self.settings.anonymous && !bad {
-            return Ok(Identity {
+            return Ok(UserIdentity {
                 name: ANONYMOUS.into(),
                 groups: vec![UNAUTHENTICATED.into()],
-                ..Identity::default()
+                ..UserIdentity::default()
             });
         }
         Err(Refusal::new(401, "Unauthorized"))
     }
 
-    async fn by_certificate(&self, papers: &mut Papers) -> Result<Credential, Refusal> {
+    async fn by_certificate(
+        &self,
+        papers: &mut HandshakeCertificates,
+    ) -> Result<CredentialWorth, Refusal> {
         let authorities = self.authorities.borrow().clone();
         let Some(authorities) = authorities.filter(|_| !papers.chain.is_empty()) else {
-            return Ok(Credential::None);
+            return Ok(CredentialWorth::None);
         };
         let (generation, now) = (self.generation.get(), KNOWN.now().at);
         let kept = papers.found.as_ref();
@@ -239,7 +242,7 @@ impl Access {
             [_] => examine(&authorities, &chain),
             _ => self.verifier.examine(authorities, chain).await?,
         };
-        papers.found = Some(Verdict {
+        papers.found = Some(ChainVerdict {
             credential: credential.clone(),
             generation,
             from: now,
@@ -248,15 +251,15 @@ impl Access {
         Ok(credential)
     }
 
-    async fn by_token(&self, token: Option<String>) -> Result<Credential, Refusal> {
+    async fn by_token(&self, token: Option<String>) -> Result<CredentialWorth, Refusal> {
         let (Some(token), Some(lifetime)) = (token, self.settings.tokens) else {
-            return Ok(Credential::None);
+            return Ok(CredentialWorth::None);
         };
         let Some(reviewer) = self.reviewer.as_ref() else {
-            return Ok(Credential::Bad);
+            return Ok(CredentialWorth::Bad);
         };
         if token.len() > MAX_TOKEN_BYTES {
-            return Ok(Credential::Bad);
+            return Ok(CredentialWorth::Bad);
         }
         let key: [u8; 32] = Sha256::digest(token.as_bytes()).into();
         let asked = self.ask(
@@ -266,17 +269,17 @@ impl Access {
             || reviewer.who_is(token.clone()),
         );
         Ok(match asked.await? {
-            Ok(Some(user)) => Credential::Good(user),
-            Ok(None) => Credential::Bad,
+            Ok(Some(user)) => CredentialWorth::Good(user),
+            Ok(None) => CredentialWorth::Bad,
             Err(e) => {
                 log::warn!("a token could not be reviewed: {e}");
-                Credential::Bad
+                CredentialWorth::Bad
             }
         })
     }
 
-    async fn authorize(&self, user: &Identity, request: &Request) -> Result<(), Refusal> {
-        let Authorization::Webhook(yes, no) = self.settings.authorization else {
+    async fn authorize(&self, user: &UserIdentity, request: &HttpRequest) -> Result<(), Refusal> {
+        let AuthorizationMode::Webhook(yes, no) = self.settings.authorization else {
             return Ok(());
         };
         // A path that can be read in two ways is nobody's but his who may do everything.
@@ -287,7 +290,7 @@ impl Access {
         let verb = access::verb(&request.method, path);
         let asked = access::subresources(path);
         for subresource in asked {
-            let question = Question {
+            let question = AccessQuestion {
                 user: user.clone(),
                 verb,
                 subresource,
@@ -323,16 +326,16 @@ impl Access {
     /// The answer that is kept, or that of the apiserver, asked as often as it may help. A failure is not kept.
     async fn ask<'a, T: Clone>(
         &'a self,
-        kept: &RefCell<Answers<[u8; 32], T>>,
+        kept: &RefCell<AnswerCache<[u8; 32], T>>,
         key: [u8; 32],
         lifetime: impl Fn(&T) -> Duration,
-        question: impl Fn() -> Reviewed<'a, T>,
+        question: impl Fn() -> ReviewReply<'a, T>,
     ) -> Result<Result<T, ReviewError>, Refusal> {
         let answer = || kept.borrow().answer(&key, clock::mono());
         if let Some(answer) = answer() {
             return Ok(Ok(answer));
         }
-        let _waiting = Waiting::enter(&self.waiting)?;
+        let _waiting = WaitingRequest::enter(&self.waiting)?;
         let mut tried = 0;
         loop {
             let asked = {
@@ -364,8 +367,11 @@ impl Access {
 
 /// Verifies a chain; returns its worth and the time until which that counts. A bad chain stays bad until the CAs
 /// change; one that fails for its dates is verified anew.
-fn examine(authorities: &Authorities, chain: &[CertificateDer<'_>]) -> (Credential, Wall) {
-    const NEVER: Wall = Wall(i64::MAX);
+fn examine(
+    authorities: &ClientAuthorities,
+    chain: &[CertificateDer<'_>],
+) -> (CredentialWorth, WallTime) {
+    const NEVER: WallTime = WallTime(i64::MAX);
     let moment = KNOWN.now();
     let now = moment.at;
     if let Err(why) = authorities.vouch(chain, moment) {
@@ -374,10 +380,10 @@ fn examine(authorities: &Authorities, chain: &[CertificateDer<'_>]) -> (Credenti
             true => now,
             false => NEVER,
         };
-        return (Credential::Bad, until);
+        return (CredentialWorth::Bad, until);
     }
     let Some(Ok(own)) = chain.first().map(|own| x509::read(own)) else {
-        return (Credential::Bad, NEVER);
+        return (CredentialWorth::Bad, NEVER);
     };
     // The verifier does not say which of the others it needed. One that has expired was not needed; one that cannot be
     // read has no known end.
@@ -388,11 +394,11 @@ fn examine(authorities: &Authorities, chain: &[CertificateDer<'_>]) -> (Credenti
     });
     let until = ends.min().unwrap_or(now);
     let credential = match own.common_name.is_empty() {
-        true => Credential::None,
-        false => Credential::Good(Identity {
+        true => CredentialWorth::None,
+        false => CredentialWorth::Good(UserIdentity {
             name: own.common_name,
             groups: own.organizations,
-            ..Identity::default()
+            ..UserIdentity::default()
         }),
     };
     (credential, until)
@@ -400,19 +406,19 @@ fn examine(authorities: &Authorities, chain: &[CertificateDer<'_>]) -> (Credenti
 
 /// A thread that searches ways among certificates. It is there once a client has shown more than one.
 #[derive(Default)]
-struct Verifier {
+struct ChainVerifier {
     lane: OnceCell<Option<Lane>>,
     /// Reference count of the chains that wait, even if their clients have left.
     waiting: Arc<()>,
 }
 
-impl Verifier {
+impl ChainVerifier {
     /// - Errors: 503 if [`MAX_CHAINS`] wait already.
     async fn examine(
         &self,
-        authorities: Arc<Authorities>,
+        authorities: Arc<ClientAuthorities>,
         chain: Arc<[CertificateDer<'static>]>,
-    ) -> Result<(Credential, Wall), Refusal> {
+    ) -> Result<(CredentialWorth, WallTime), Refusal> {
         let lane = self.lane.get_or_init(|| {
             Lane::start_threads("client-chains", 1, VERIFIER_STACK_BYTES)
                 .map_err(|e| log::warn!("cannot start a thread: {e}"))
@@ -435,9 +441,9 @@ impl Verifier {
 }
 
 /// Counts the requests that wait.
-struct Waiting<'a>(&'a Cell<u32>);
+struct WaitingRequest<'a>(&'a Cell<u32>);
 
-impl<'a> Waiting<'a> {
+impl<'a> WaitingRequest<'a> {
     fn enter(count: &'a Cell<u32>) -> Result<Self, Refusal> {
         if count.get() >= MAX_WAITING {
             return Err(Refusal::new(429, "too many requests wait to be authorized"));
@@ -447,13 +453,13 @@ impl<'a> Waiting<'a> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingRequest<'_> {
     fn drop(&mut self) {
         self.0.set(self.0.get() - 1);
     }
 }
 
-fn known(mut user: Identity) -> Identity {
+fn known(mut user: UserIdentity) -> UserIdentity {
     if user.name != ANONYMOUS && !user.groups.iter().any(|g| g == AUTHENTICATED) {
         user.groups.push(AUTHENTICATED.into());
     }
@@ -461,7 +467,7 @@ fn known(mut user: Identity) -> Identity {
 }
 
 /// Names a question, whatever is in it: each part with its length before it, each list with its number.
-fn digest(question: &Question) -> [u8; 32] {
+fn digest(question: &AccessQuestion) -> [u8; 32] {
     fn number(sum: &mut Sha256, n: usize) {
         sum.update(u64::try_from(n).unwrap_or(u64::MAX).to_le_bytes());
     }
@@ -473,7 +479,7 @@ fn digest(question: &Question) -> [u8; 32] {
         number(sum, all.len());
         all.iter().for_each(|one| text(sum, one));
     }
-    let Question {
+    let AccessQuestion {
         user,
         verb,
         subresource,
@@ -491,8 +497,8 @@ fn digest(question: &Question) -> [u8; 32] {
     sum.finalize().into()
 }
 
-/// The token of a request, in `Authorization` or, for a WebSocket, among its sub-protocols (SRV-07). Neither stays in it.
-fn take_token(request: &mut Request) -> Option<String> {
+/// The token of a request, in `AuthorizationMode` or, for a WebSocket, among its sub-protocols (SRV-07). Neither stays in it.
+fn take_token(request: &mut HttpRequest) -> Option<String> {
     let header = request.header("authorization").and_then(|value| {
         let (scheme, token) = value.trim().split_once(' ')?;
         let token = token.trim();
@@ -538,12 +544,12 @@ mod tests {
             let extra = extra
                 .iter()
                 .map(|(key, values)| ((*key).into(), all(values)));
-            digest(&Question {
-                user: Identity {
+            digest(&AccessQuestion {
+                user: UserIdentity {
                     name: "u".into(),
                     groups: all(groups),
                     extra: extra.collect(),
-                    ..Identity::default()
+                    ..UserIdentity::default()
                 },
                 verb: "get",
                 subresource: "proxy",
@@ -567,11 +573,11 @@ mod tests {
     #[test]
     fn how_long_a_verdict_counts() {
         // SRV-05
-        let verdict = Verdict {
-            credential: Credential::None,
+        let verdict = ChainVerdict {
+            credential: CredentialWorth::None,
             generation: 2,
-            from: Wall(1_000),
-            until: Wall(2_000),
+            from: WallTime(1_000),
+            until: WallTime(2_000),
         };
         for (generation, now, counts) in [
             (2, 1_000, true),
@@ -582,7 +588,7 @@ mod tests {
             (3, 1_500, false),
         ] {
             let at = (generation, now);
-            assert_eq!(verdict.counts(generation, Wall(now)), counts, "{at:?}");
+            assert_eq!(verdict.counts(generation, WallTime(now)), counts, "{at:?}");
         }
     }
 }

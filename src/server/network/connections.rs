@@ -7,7 +7,7 @@ use smol::Task;
 
 /// Activity of a connection. The order is that of closing for a new connection: first those that were never of use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Standing {
+enum ConnectionActivity {
     /// At rest since this turn; no request was ever served on it.
     New(u64),
     /// At rest since this turn.
@@ -16,20 +16,20 @@ enum Standing {
     Working,
 }
 
-struct Occupied {
-    standing: Standing,
+struct OccupiedPlace {
+    standing: ConnectionActivity,
     proven: bool,
     task: Option<Task<()>>,
 }
 
 /// All places of the server.
-pub(super) struct Places {
+pub(super) struct ConnectionPlaces {
     most: usize,
     turn: Cell<u64>,
-    taken: RefCell<BTreeMap<u64, Occupied>>,
+    taken: RefCell<BTreeMap<u64, OccupiedPlace>>,
 }
 
-impl Places {
+impl ConnectionPlaces {
     pub(super) const fn new(most: usize) -> Self {
         Self {
             most,
@@ -44,7 +44,7 @@ impl Places {
     }
 
     /// A place for a new connection; that of one at rest if need be, which is closed. `None`: all are at work.
-    pub(super) fn take(self: &Rc<Self>) -> Option<Place> {
+    pub(super) fn take(self: &Rc<Self>) -> Option<ConnectionPlace> {
         let id = self.next();
         let closed = {
             let mut taken = self.taken.borrow_mut();
@@ -53,14 +53,14 @@ impl Places {
             } else {
                 let all = taken.iter().map(|(id, one)| (one.standing, *id));
                 let (standing, id) = all.min()?;
-                if standing == Standing::Working {
+                if standing == ConnectionActivity::Working {
                     return None;
                 }
                 Some(id)
             };
             let closed = first.and_then(|id| taken.remove(&id));
-            let occupied = Occupied {
-                standing: Standing::New(id),
+            let occupied = OccupiedPlace {
+                standing: ConnectionActivity::New(id),
                 proven: false,
                 task: None,
             };
@@ -70,19 +70,19 @@ impl Places {
         // The task's future ends with it, and the connection with that.
         drop(closed);
         let places = Rc::clone(self);
-        Some(Place { places, id })
+        Some(ConnectionPlace { places, id })
     }
 }
 
 /// A connection's place.
 #[derive(Clone)]
-pub(super) struct Place {
-    places: Rc<Places>,
+pub(super) struct ConnectionPlace {
+    places: Rc<ConnectionPlaces>,
     id: u64,
 }
 
-impl Place {
-    fn with<T>(&self, change: impl FnOnce(&mut Occupied, u64) -> T) -> Option<T> {
+impl ConnectionPlace {
+    fn with<T>(&self, change: impl FnOnce(&mut OccupiedPlace, u64) -> T) -> Option<T> {
         let turn = self.places.next();
         let mut taken = self.places.taken.borrow_mut();
         taken.get_mut(&self.id).map(|one| change(one, turn))
@@ -97,15 +97,15 @@ impl Place {
     pub(super) fn rest(&self) {
         self.with(|one, turn| {
             one.standing = match one.proven {
-                true => Standing::Resting(turn),
-                false => Standing::New(turn),
+                true => ConnectionActivity::Resting(turn),
+                false => ConnectionActivity::New(turn),
             };
         });
     }
 
     /// Marks a request as under way.
     pub(super) fn work(&self) {
-        self.with(|one, _| one.standing = Standing::Working);
+        self.with(|one, _| one.standing = ConnectionActivity::Working);
     }
 
     /// Marks the connection as one on which a request was served.
@@ -128,8 +128,9 @@ mod tests {
 
     #[test]
     fn who_makes_room() {
-        let places = Rc::new(Places::new(3));
-        let ids = |places: &Places| places.taken.borrow().keys().copied().collect::<Vec<_>>();
+        let places = Rc::new(ConnectionPlaces::new(3));
+        let ids =
+            |places: &ConnectionPlaces| places.taken.borrow().keys().copied().collect::<Vec<_>>();
         let take = || places.take().expect("a place");
         let (used, fresh, busy) = (take(), take(), take());
         used.work();

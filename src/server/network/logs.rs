@@ -4,11 +4,11 @@ use core::str::FromStr;
 
 use super::STREAM_TIMEOUT;
 use crate::{
-    api::Wall,
+    api::WallTime,
     server::{
-        Outcome,
-        backend::Backend,
-        http::{Connection, Refusal, Request},
+        ServeOutcome,
+        backend::ServerBackend,
+        http::{HttpRequest, Refusal, StreamConnection},
         log_reader::LogOptions,
         logs,
     },
@@ -17,18 +17,18 @@ use crate::{
 
 /// Parameters of a client's request for a log, read and checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Asked {
+struct LogRequest {
     options: LogOptions,
     previous: bool,
 }
 
 /// Serves a container's log.
 pub(super) async fn serve(
-    backend: &dyn Backend,
-    connection: &mut Connection,
-    request: &Request,
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     (namespace, pod, container): (&str, &str, &str),
-) -> Outcome {
+) -> ServeOutcome {
     let asked = match asked(request, clock::wall()) {
         Ok(asked) => asked,
         Err(refusal) => return Ok(Err(refusal)),
@@ -55,7 +55,7 @@ pub(super) async fn serve(
 }
 
 /// Reads the parameters. 400: one cannot be read; 422: together they make no sense.
-fn asked(request: &Request, now: Wall) -> Result<Asked, Refusal> {
+fn asked(request: &HttpRequest, now: WallTime) -> Result<LogRequest, Refusal> {
     let unreadable = || Refusal::bad("{\"message\": \"Unable to decode query.\"}");
     let senseless = || Refusal::new(422, "{\"message\": \"Invalid request.\"}");
     let number = |name: &str| -> Result<Option<i64>, Refusal> {
@@ -78,7 +78,7 @@ fn asked(request: &Request, now: Wall) -> Result<Asked, Refusal> {
     let limit_bytes = number("limitBytes")?;
     let since_time = match request.param("sinceTime").filter(|text| !text.is_empty()) {
         None => None,
-        Some(text) => Some(Wall::parse(text).ok_or_else(unreadable)?),
+        Some(text) => Some(WallTime::parse(text).ok_or_else(unreadable)?),
     };
     match request.param("stream") {
         None | Some("" | "All") => {}
@@ -102,9 +102,9 @@ fn asked(request: &Request, now: Wall) -> Result<Asked, Refusal> {
         let nanos = i64::try_from(s)
             .unwrap_or(i64::MAX)
             .saturating_mul(1_000_000_000);
-        Wall(now.0.saturating_sub(nanos))
+        WallTime(now.0.saturating_sub(nanos))
     });
-    Ok(Asked {
+    Ok(LogRequest {
         options: LogOptions {
             follow: flag("follow"),
             tail: unsigned(tail_lines, 0)?,
@@ -124,15 +124,15 @@ mod tests {
     #[test]
     fn parameters() {
         // SRV-18
-        let now = Wall(100_000_000_000);
+        let now = WallTime(100_000_000_000);
         let read = |query: &str| {
             let pairs = query.split('&').filter(|pair| !pair.is_empty());
-            let request = Request {
+            let request = HttpRequest {
                 query: pairs
                     .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
                     .map(|(k, v)| (k.to_owned(), v.to_owned()))
                     .collect(),
-                ..Request::default()
+                ..HttpRequest::default()
             };
             asked(&request, now)
         };
@@ -145,10 +145,13 @@ mod tests {
         assert_eq!(options("tailLines=7&tail=3").tail, Some(3));
         assert_eq!(options("tailLines=7&tail=all").tail, None);
         assert_eq!(options("limitBytes=1").limit_bytes, Some(1));
-        assert_eq!(options("sinceSeconds=40").since, Some(Wall(60_000_000_000)));
+        assert_eq!(
+            options("sinceSeconds=40").since,
+            Some(WallTime(60_000_000_000))
+        );
         assert_eq!(
             options("sinceTime=1970-01-01T00:00:05Z").since,
-            Some(Wall::from_secs(5))
+            Some(WallTime::from_secs(5))
         );
         assert_eq!(options("stream=All&tailLines=1").tail, Some(1));
         for (query, status) in [

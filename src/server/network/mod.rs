@@ -44,20 +44,21 @@ use smol::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
 };
 
-use access::Papers;
+use access::HandshakeCertificates;
 pub use access::{
-    Access, AccessSettings, Authorization, Question, ReviewError, Reviewed, Reviewer,
+    AccessControl, AccessQuestion, AccessSettings, AuthorizationMode, ReviewError, ReviewReply,
+    Reviewer,
 };
-use connections::{Place, Places};
+use connections::{ConnectionPlace, ConnectionPlaces};
 
 use super::{
-    backend::Backend,
+    backend::ServerBackend,
     chunked::Chunked,
-    connection::{Answer, Below, Connection, Duplex},
-    http::{self, Origin, Refusal, Request},
-    pipe::Near,
+    connection::{AnswerForm, Duplex, StreamConnection, StreamTransport},
+    http::{self, HttpRequest, Refusal, RequestOrigin},
+    pipe::PipeServerEnd,
 };
-use crate::{api::link::LinkClass, net::meter::Counted, sys::turn};
+use crate::{api::link::LinkClass, net::meter::CountedConnection, sys::turn};
 
 /// Connections at once. A further one takes the place of one at rest, or is closed.
 pub const MAX_CONNECTIONS: usize = 256;
@@ -86,13 +87,13 @@ const KEEP_ALIVE_S: u32 = 15;
 
 /// Maker of a connection, for people.
 #[derive(Clone, Copy, Debug)]
-enum Caller {
+enum ConnectionCaller {
     Peer(SocketAddr),
     /// Name of the source of connections.
     Source(&'static str),
 }
 
-impl fmt::Display for Caller {
+impl fmt::Display for ConnectionCaller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Peer(address) => address.fmt(f),
@@ -103,7 +104,7 @@ impl fmt::Display for Caller {
 
 /// Address and pages of the server.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct NetworkServerSettings {
     /// `address` and `port`.
     pub listen: SocketAddr,
     /// `enableDebuggingHandlers`
@@ -111,28 +112,28 @@ pub struct Settings {
 }
 
 /// The server. See the module.
-pub struct Network {
-    settings: Settings,
+pub struct NetworkServer {
+    settings: NetworkServerSettings,
     tls: Arc<ServerConfig>,
-    access: Rc<Access>,
-    backend: Rc<dyn Backend>,
-    places: Rc<Places>,
+    access: Rc<AccessControl>,
+    backend: Rc<dyn ServerBackend>,
+    places: Rc<ConnectionPlaces>,
 }
 
-impl Network {
+impl NetworkServer {
     /// A server that does not listen yet.
     pub fn new(
-        settings: Settings,
+        settings: NetworkServerSettings,
         tls: Arc<ServerConfig>,
-        access: Rc<Access>,
-        backend: Rc<dyn Backend>,
+        access: Rc<AccessControl>,
+        backend: Rc<dyn ServerBackend>,
     ) -> Self {
         Self {
             settings,
             tls,
             access,
             backend,
-            places: Rc::new(Places::new(MAX_CONNECTIONS)),
+            places: Rc::new(ConnectionPlaces::new(MAX_CONNECTIONS)),
         }
     }
 
@@ -169,32 +170,42 @@ impl Network {
         let _ = setsockopt(&stream, sockopt::TcpKeepInterval, &KEEP_ALIVE_S);
         let class = Rc::new(Cell::new(LinkClass::Api));
         let socket = stream.as_raw_fd();
-        let counted = Counted::new(stream, Rc::clone(&class));
-        let below = Below::Counted {
+        let counted = CountedConnection::new(stream, Rc::clone(&class));
+        let below = StreamTransport::Counted {
             socket,
             class,
             leaves: counted.leaves_machine(),
         };
-        self.admit(Box::new(counted), below, Caller::Peer(peer), executor);
+        self.admit(
+            Box::new(counted),
+            below,
+            ConnectionCaller::Peer(peer),
+            executor,
+        );
     }
 
     /// Takes one that a source of connections has brought. It is one from outside in all that follows: it gives no
     /// right.
     pub fn take_in(
         self: &Rc<Self>,
-        stream: Near,
+        stream: PipeServerEnd,
         source: &'static str,
         executor: &LocalExecutor<'static>,
     ) {
-        let below = Below::Pipe(stream.beside());
-        self.admit(Box::new(stream), below, Caller::Source(source), executor);
+        let below = StreamTransport::Pipe(stream.beside());
+        self.admit(
+            Box::new(stream),
+            below,
+            ConnectionCaller::Source(source),
+            executor,
+        );
     }
 
     fn admit(
         self: &Rc<Self>,
         stream: Box<dyn Duplex>,
-        below: Below,
-        caller: Caller,
+        below: StreamTransport,
+        caller: ConnectionCaller,
         executor: &LocalExecutor<'static>,
     ) {
         let Some(place) = self.places.take() else {
@@ -216,8 +227,8 @@ impl Network {
     async fn converse(
         &self,
         stream: Box<dyn Duplex>,
-        below: Below,
-        place: &Place,
+        below: StreamTransport,
+        place: &ConnectionPlace,
     ) -> io::Result<()> {
         let (connection, papers) = {
             let acceptor = TlsAcceptor::from(Arc::clone(&self.tls));
@@ -225,8 +236,10 @@ impl Network {
                 session.set_buffer_limit(Some(SESSION_BUFFER_BYTES));
             });
             let stream = within(HANDSHAKE_TIMEOUT, Box::pin(handshake)).await?;
-            let papers = Papers::new(stream.get_ref().1.peer_certificates().unwrap_or_default());
-            (Connection::new(stream).over(below), papers)
+            let papers = HandshakeCertificates::new(
+                stream.get_ref().1.peer_certificates().unwrap_or_default(),
+            );
+            (StreamConnection::new(stream).over(below), papers)
         };
         self.talk(connection, papers, place).await
     }
@@ -234,9 +247,9 @@ impl Network {
     /// Serves all requests of a connection, until it ends.
     async fn talk(
         &self,
-        mut connection: Connection,
-        mut papers: Papers,
-        place: &Place,
+        mut connection: StreamConnection,
+        mut papers: HandshakeCertificates,
+        place: &ConnectionPlace,
     ) -> io::Result<()> {
         let mut unproven = 0;
         let mut proven = false;
@@ -272,12 +285,12 @@ impl Network {
     /// connection.
     async fn exchange(
         &self,
-        connection: &mut Connection,
-        papers: &mut Papers,
-        place: &Place,
+        connection: &mut StreamConnection,
+        papers: &mut HandshakeCertificates,
+        place: &ConnectionPlace,
         is_last: bool,
     ) -> io::Result<bool> {
-        connection.answer = Answer::default();
+        connection.answer = AnswerForm::default();
         let mut request = match within(HEAD_TIMEOUT, http::read_request(connection)).await? {
             Ok(Some(request)) => request,
             Ok(None) => return Ok(false),
@@ -298,13 +311,13 @@ impl Network {
             let length = request.content_length;
             within(HEAD_TIMEOUT, forget_body(connection, length)).await?;
         }
-        connection.answer = Answer {
+        connection.answer = AnswerForm {
             keep: request.keeps_connection(),
             chunked: request.is_1_1,
             head_only,
         };
         match self.access.admit(&mut request, papers).await {
-            Ok(identity) => request.origin = Origin::Network(identity),
+            Ok(identity) => request.origin = RequestOrigin::Network(identity),
             Err(refusal) => {
                 let ends = is_last || matches!(refusal.status, 401 | 503);
                 connection.answer.keep &= !ends;
@@ -320,7 +333,11 @@ impl Network {
         Ok(true)
     }
 
-    async fn route(&self, connection: &mut Connection, request: &Request) -> super::Outcome {
+    async fn route(
+        &self,
+        connection: &mut StreamConnection,
+        request: &HttpRequest,
+    ) -> super::ServeOutcome {
         let backend = self.backend.as_ref();
         connection.counts_as(routes::class(request));
         routes::route(backend, connection, request, self.settings.debugging).await
@@ -328,13 +345,13 @@ impl Network {
 }
 
 /// Answers a request that was not admitted.
-async fn refused(connection: &mut Connection, refusal: &Refusal) -> io::Result<bool> {
+async fn refused(connection: &mut StreamConnection, refusal: &Refusal) -> io::Result<bool> {
     http::refuse(connection, refusal).await?;
     Ok(false)
 }
 
 /// Reads and drops the body of a request.
-async fn forget_body(connection: &mut Connection, mut left: u64) -> io::Result<()> {
+async fn forget_body(connection: &mut StreamConnection, mut left: u64) -> io::Result<()> {
     let mut step = [0; FORGOTTEN_BYTES];
     while left > 0 {
         let most = usize::try_from(left).map_or(step.len(), |left| left.min(step.len()));
@@ -349,7 +366,7 @@ async fn forget_body(connection: &mut Connection, mut left: u64) -> io::Result<(
 }
 
 /// Reads and drops a body that comes in chunks. Bytes behind it stay in the connection.
-async fn forget_chunks(connection: &mut Connection) -> io::Result<Result<(), Refusal>> {
+async fn forget_chunks(connection: &mut StreamConnection) -> io::Result<Result<(), Refusal>> {
     let mut chunks = Chunked::new(MAX_BODY_BYTES);
     let mut step = [0; FORGOTTEN_BYTES];
     loop {

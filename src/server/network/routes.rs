@@ -19,10 +19,10 @@ use serde_json::json;
 use super::logs;
 use crate::api::link::LinkClass;
 use crate::server::{
-    Outcome,
-    backend::{Backend, Check, RunningPod, Uptime},
+    ServeOutcome,
+    backend::{AgentCheck, RunningPod, ServerBackend, Uptime},
     figures,
-    http::{self, Connection, Refusal, Request},
+    http::{self, HttpRequest, Refusal, StreamConnection},
     pods, streaming,
 };
 
@@ -39,7 +39,7 @@ const DEBUG_PATHS: [&str; 8] = [
 ];
 
 /// Class that the bytes of a request's answer are counted as.
-pub(super) fn class(request: &Request) -> LinkClass {
+pub(super) fn class(request: &HttpRequest) -> LinkClass {
     let path = request.path.first().map_or("", |first| &**first);
     match path {
         "metrics" | "stats" => LinkClass::Figures,
@@ -50,11 +50,11 @@ pub(super) fn class(request: &Request) -> LinkClass {
 
 /// Serves a request that was admitted.
 pub(super) async fn route(
-    backend: &dyn Backend,
-    connection: &mut Connection,
-    request: &Request,
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     debugging: bool,
-) -> Outcome {
+) -> ServeOutcome {
     if !request.is_plain {
         return Ok(Err(not_found()));
     }
@@ -115,7 +115,12 @@ fn switched_off(page: &str) -> Refusal {
 }
 
 /// Refuses a checkpoint: no runtime here can freeze a container (SRV-14).
-async fn checkpoint(backend: &dyn Backend, namespace: &str, pod: &str, container: &str) -> Refusal {
+async fn checkpoint(
+    backend: &dyn ServerBackend,
+    namespace: &str,
+    pod: &str,
+    container: &str,
+) -> Refusal {
     let is_there = backend
         .container_names(namespace, pod)
         .await
@@ -149,7 +154,10 @@ fn list(items: &[serde_json::Value]) -> serde_json::Value {
     json!({ "kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items })
 }
 
-async fn json_or(connection: &mut Connection, body: Result<serde_json::Value, Refusal>) -> Outcome {
+async fn json_or(
+    connection: &mut StreamConnection,
+    body: Result<serde_json::Value, Refusal>,
+) -> ServeOutcome {
     match body {
         Ok(body) => {
             let body = body.to_string();
@@ -162,7 +170,11 @@ async fn json_or(connection: &mut Connection, body: Result<serde_json::Value, Re
 }
 
 /// Answers with the start of the agent and its versions. For people: as upstream, the form is not promised.
-async fn statusz(connection: &mut Connection, request: &Request, uptime: &Uptime) -> Outcome {
+async fn statusz(
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
+    uptime: &Uptime,
+) -> ServeOutcome {
     let wanted = request.header("accept").unwrap_or("*/*");
     if !["*/*", "text/*", "text/plain"]
         .iter()
@@ -192,7 +204,11 @@ async fn statusz(connection: &mut Connection, request: &Request, uptime: &Uptime
 const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Answers with all checks at once: `ok`, or those that failed. Their reasons are in the log only (SRV-03).
-async fn health(connection: &mut Connection, request: &Request, checks: Vec<Check>) -> Outcome {
+async fn health(
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
+    checks: Vec<AgentCheck>,
+) -> ServeOutcome {
     let excluded: Vec<&str> = request
         .query
         .iter()
@@ -243,7 +259,11 @@ async fn health(connection: &mut Connection, request: &Request, checks: Vec<Chec
         .map(Ok)
 }
 
-async fn one_check(connection: &mut Connection, name: &str, checks: Vec<Check>) -> Outcome {
+async fn one_check(
+    connection: &mut StreamConnection,
+    name: &str,
+    checks: Vec<AgentCheck>,
+) -> ServeOutcome {
     let Some(check) = checks.into_iter().find(|check| check.name == name) else {
         return Ok(Err(not_found()));
     };

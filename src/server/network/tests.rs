@@ -18,14 +18,14 @@ use crate::{
     image::testing::Scratch,
     kube::testing::{Authority, NOW, Pair},
     net::{
-        any_peer::{MAX_CHAIN, MAX_CHAIN_BYTES, Proof},
+        any_peer::{MAX_CHAIN, MAX_CHAIN_BYTES, PeerProof},
         known_time::KNOWN,
-        serving::{self, Authorities, Offer, Shown},
+        serving::{self, ClientAuthorities, ServingCertificateSlot, TlsOffer},
         tls,
     },
     server::{
         connection::testing::Eager,
-        http::Identity,
+        http::UserIdentity,
         testing::{FakeBackend, cpu_time},
     },
 };
@@ -49,24 +49,24 @@ impl Apiserver {
 }
 
 impl Reviewer for Rc<Apiserver> {
-    fn who_is(&self, token: String) -> Reviewed<'_, Option<Identity>> {
+    fn who_is(&self, token: String) -> ReviewReply<'_, Option<UserIdentity>> {
         Box::pin(async move {
             self.asked.borrow_mut().push(format!("token {token}"));
             yield_now().await;
             if self.is_down.get() {
                 return Err(Apiserver::down());
             }
-            Ok(token.strip_prefix("of-").map(|name| Identity {
+            Ok(token.strip_prefix("of-").map(|name| UserIdentity {
                 name: name.into(),
                 groups: vec!["g".into()],
-                ..Identity::default()
+                ..UserIdentity::default()
             }))
         })
     }
 
-    fn may(&self, question: Question) -> Reviewed<'_, bool> {
+    fn may(&self, question: AccessQuestion) -> ReviewReply<'_, bool> {
         Box::pin(async move {
-            let Question {
+            let AccessQuestion {
                 user,
                 verb,
                 subresource,
@@ -89,7 +89,7 @@ struct World {
     apiserver: Rc<Apiserver>,
     ours: Authority,
     address: SocketAddr,
-    network: Rc<Network>,
+    network: Rc<NetworkServer>,
     _server: smol::Task<()>,
 }
 
@@ -107,7 +107,7 @@ impl Default for Plan {
             access: AccessSettings {
                 tokens: Some(time),
                 anonymous: false,
-                authorization: Authorization::Webhook(time, time),
+                authorization: AuthorizationMode::Webhook(time, time),
             },
             debugging: true,
             backend: FakeBackend::default(),
@@ -131,28 +131,28 @@ impl World {
             ..Apiserver::default()
         });
         let ours = Authority::new();
-        let shown = Arc::new(Shown::default());
+        let shown = Arc::new(ServingCertificateSlot::default());
         let pair = ours.server(&["node"], NOW);
         shown
             .show(pair.certificate.as_bytes(), pair.key.as_bytes())
             .expect("pair");
-        let offer = Offer {
+        let offer = TlsOffer {
             client_certificates: true,
-            ..Offer::default()
+            ..TlsOffer::default()
         };
         let tls = serving::config(&offer, shown).expect("tls");
-        let access = Access::new(plan.access, Some(Box::new(Rc::clone(&apiserver))));
+        let access = AccessControl::new(plan.access, Some(Box::new(Rc::clone(&apiserver))));
         access.trust(Arc::new(
-            Authorities::read(ours.pem.as_bytes()).expect("CA"),
+            ClientAuthorities::read(ours.pem.as_bytes()).expect("CA"),
         ));
         let free = TcpListener::bind(("127.0.0.1", 0)).expect("port");
         let address = free.local_addr().expect("address");
         drop(free);
-        let settings = Settings {
+        let settings = NetworkServerSettings {
             listen: address,
             debugging: plan.debugging,
         };
-        let network = Network::new(settings, tls, Rc::new(access), Rc::new(plan.backend));
+        let network = NetworkServer::new(settings, tls, Rc::new(access), Rc::new(plan.backend));
         let network = Rc::new(network);
         let server = executor.spawn(Rc::clone(&network).serve(Rc::clone(&executor)));
         Self {
@@ -174,11 +174,11 @@ impl World {
         &self,
         pair: Option<&Pair>,
     ) -> futures_rustls::client::TlsStream<Async<TcpStream>> {
-        let identity = pair.map(|pair| tls::Identity {
-            chain: tls::Pem::Text("chain", pair.certificate.as_bytes()),
-            key: tls::Pem::Text("key", pair.key.as_bytes()),
+        let identity = pair.map(|pair| tls::ClientIdentity {
+            chain: tls::PemSource::Text("chain", pair.certificate.as_bytes()),
+            key: tls::PemSource::Text("key", pair.key.as_bytes()),
         });
-        let config = tls::config(tls::Roots::Any(Proof::Key), identity).expect("client");
+        let config = tls::config(tls::ServerRoots::Any(PeerProof::Key), identity).expect("client");
         let stream = loop {
             match Async::<TcpStream>::connect(self.address).await {
                 Ok(stream) => break stream,
@@ -192,13 +192,14 @@ impl World {
 
     /// The whole answer to one request of somebody on another machine.
     async fn ask_from_afar(&self, pair: &Pair, line: &str) -> String {
-        let identity = tls::Identity {
-            chain: tls::Pem::Text("chain", pair.certificate.as_bytes()),
-            key: tls::Pem::Text("key", pair.key.as_bytes()),
+        let identity = tls::ClientIdentity {
+            chain: tls::PemSource::Text("chain", pair.certificate.as_bytes()),
+            key: tls::PemSource::Text("key", pair.key.as_bytes()),
         };
-        let config = tls::config(tls::Roots::Any(Proof::Key), Some(identity)).expect("client");
+        let config =
+            tls::config(tls::ServerRoots::Any(PeerProof::Key), Some(identity)).expect("client");
         let (near, far) = Async::<UnixStream>::pair().expect("a pair");
-        let below = Below::Counted {
+        let below = StreamTransport::Counted {
             socket: near.as_raw_fd(),
             class: Rc::new(Cell::new(LinkClass::Stream)),
             leaves: true,
@@ -206,7 +207,7 @@ impl World {
         self.network.admit(
             Box::new(near),
             below,
-            Caller::Source("test"),
+            ConnectionCaller::Source("test"),
             &self.executor,
         );
         let name = ServerName::try_from("node").expect("name");
@@ -491,7 +492,7 @@ fn who_comes_without_a_name() {
     // SRV-05 SRV-10
     let mut plan = Plan::default();
     plan.access.anonymous = true;
-    plan.access.authorization = Authorization::AlwaysAllow;
+    plan.access.authorization = AuthorizationMode::AlwaysAllow;
     let world = World::new(plan);
     let foreign = Authority::new().client("", "admin", NOW);
     world.run(async {
@@ -726,8 +727,10 @@ fn turns_beside(world: &World, pair: Option<&Pair>, sent: &[u8], step: usize) ->
     let turns = Cell::new(0);
     world.run(async {
         let place = world.network.places.take().expect("a place");
-        let connection = Connection::new(client);
-        let papers = Papers::new(&pair.map_or_else(Vec::new, |pair| chain(&[&pair.certificate])));
+        let connection = StreamConnection::new(client);
+        let papers = HandshakeCertificates::new(
+            &pair.map_or_else(Vec::new, |pair| chain(&[&pair.certificate])),
+        );
         let talk = world.network.talk(connection, papers, &place);
         let other = async {
             loop {
@@ -780,7 +783,7 @@ fn a_client_that_always_asks_leaves_turns_to_others() {
     // SRV-01
     let mut plan = Plan::default();
     plan.access.anonymous = true;
-    plan.access.authorization = Authorization::AlwaysAllow;
+    plan.access.authorization = AuthorizationMode::AlwaysAllow;
     let world = World::new(plan);
     let all = "GET /healthz/ping HTTP/1.1\r\n\r\n".repeat(PIPELINED);
     let (got, turns) = turns_beside(&world, None, all.as_bytes(), usize::MAX);
@@ -812,7 +815,7 @@ struct Counting {
 
 impl Counting {
     fn new(of: &Authority, held: Option<smol::channel::Receiver<()>>) -> Arc<Self> {
-        let authorities = Authorities::read(of.pem.as_bytes()).expect("CA");
+        let authorities = ClientAuthorities::read(of.pem.as_bytes()).expect("CA");
         Arc::new(Self {
             inner: authorities.verifier(),
             asked: 0.into(),
@@ -866,14 +869,14 @@ impl ClientCertVerifier for Counting {
     }
 }
 
-fn request(token: Option<&str>) -> Request {
+fn request(token: Option<&str>) -> HttpRequest {
     let header = token.map(|token| ("Authorization".into(), format!("Bearer {token}")));
-    Request {
+    HttpRequest {
         method: "GET".into(),
         path: vec!["pods".into()],
         is_plain: true,
         headers: header.into_iter().collect(),
-        ..Request::default()
+        ..HttpRequest::default()
     }
 }
 
@@ -886,7 +889,7 @@ fn a_chain_is_verified_once() {
     let far = middle.client("", "reader", NOW);
     let stranger = Authority::new();
     let counting = Counting::new(&world.ours, None);
-    access.trust(Arc::new(Authorities::staged(counting.clone())));
+    access.trust(Arc::new(ClientAuthorities::staged(counting.clone())));
     world.run(async {
         for (what, shown, token, is_good) in [
             (
@@ -907,21 +910,21 @@ fn a_chain_is_verified_once() {
                 true,
             ),
         ] {
-            let mut papers = Papers::new(&shown);
+            let mut papers = HandshakeCertificates::new(&shown);
             for _ in 0..20 {
                 let admitted = access.admit(&mut request(token), &mut papers).await;
                 assert_eq!(admitted.is_ok(), is_good, "{what}: {admitted:?}");
             }
             assert_eq!(counting.asked(), 1, "{what}");
             // Of other CAs, or of the same ones read again, nothing is known.
-            access.trust(Arc::new(Authorities::staged(counting.clone())));
+            access.trust(Arc::new(ClientAuthorities::staged(counting.clone())));
             let _ = access.admit(&mut request(token), &mut papers).await;
             assert_eq!(counting.asked(), 1, "{what}");
         }
         let shown = chain(&[&world.user("reader").certificate]);
-        let mut papers = Papers::new(&shown);
+        let mut papers = HandshakeCertificates::new(&shown);
         assert!(access.admit(&mut request(None), &mut papers).await.is_ok());
-        let theirs = Authorities::read(stranger.pem.as_bytes()).expect("CA");
+        let theirs = ClientAuthorities::read(stranger.pem.as_bytes()).expect("CA");
         access.trust(Arc::new(theirs));
         let refused = access.admit(&mut request(None), &mut papers).await;
         assert_eq!(
@@ -944,10 +947,10 @@ fn strangers_with_chains_wait_for_each_other() {
     ]);
     let (hold, held) = smol::channel::bounded(1);
     let counting = Counting::new(&world.ours, Some(held));
-    access.trust(Arc::new(Authorities::staged(counting.clone())));
+    access.trust(Arc::new(ClientAuthorities::staged(counting.clone())));
     world.run(async {
         let ask = || {
-            let (access, mut papers) = (Rc::clone(access), Papers::new(&shown));
+            let (access, mut papers) = (Rc::clone(access), HandshakeCertificates::new(&shown));
             let task = async move { access.admit(&mut request(None), &mut papers).await };
             world.executor.spawn(task)
         };
@@ -959,7 +962,7 @@ fn strangers_with_chains_wait_for_each_other() {
         let further = ask().await.map_err(|refusal| refusal.status);
         assert_eq!(further, Err(503));
         // The apiserver waits for none of them.
-        let mut papers = Papers::new(&chain(&[&world.user("reader").certificate]));
+        let mut papers = HandshakeCertificates::new(&chain(&[&world.user("reader").certificate]));
         let served = access.admit(&mut request(None), &mut papers).await;
         assert!(served.is_ok(), "{served:?}");
         drop(hold);
@@ -977,7 +980,7 @@ fn the_worst_chain_costs_little() {
     let world = World::new(Plan::default());
     let access = &world.network.access;
     let ours = Authority::named("kubernetes");
-    let trusted = Authorities::read(ours.pem.as_bytes()).expect("CA");
+    let trusted = ClientAuthorities::read(ours.pem.as_bytes()).expect("CA");
     let vouch = |shown: &[CertificateDer<'_>], good: bool| {
         let one = || {
             let begin = cpu_time();
@@ -1007,7 +1010,7 @@ fn the_worst_chain_costs_little() {
     }
     // What the loop's thread pays for a connection with many requests.
     access.trust(Arc::new(
-        Authorities::read(ours.pem.as_bytes()).expect("CA"),
+        ClientAuthorities::read(ours.pem.as_bytes()).expect("CA"),
     ));
     let selves: Vec<_> = (1..MAX_CHAIN)
         .map(|_| Authority::named("kubernetes"))
@@ -1023,7 +1026,7 @@ fn the_worst_chain_costs_little() {
     let paid = |shown: &[CertificateDer<'static>], token: Option<&str>| {
         let begin = cpu_time();
         world.run(async {
-            let mut papers = Papers::new(shown);
+            let mut papers = HandshakeCertificates::new(shown);
             for _ in 0..50 {
                 let admitted = access.admit(&mut request(token), &mut papers).await;
                 assert!(admitted.is_ok(), "{admitted:?}");

@@ -12,10 +12,10 @@ use std::io;
 use async_io::Timer;
 use smol::io::{AsyncRead as _, AsyncWrite as _, AsyncWriteExt as _};
 
-use crate::api::Mono;
+use crate::api::MonoTime;
 use crate::server::allowance::Allowance;
-use crate::server::backend::Streaming;
-use crate::server::connection::Connection;
+use crate::server::backend::StreamingBackend;
+use crate::server::connection::StreamConnection;
 use crate::stream::MAX_OUT_BYTES;
 use crate::sys::clock;
 
@@ -31,8 +31,8 @@ pub(super) const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const HANG_UP_CHECK: Duration = Duration::from_secs(2);
 
 /// See the module.
-pub(super) struct Carrier<'a> {
-    stream: &'a mut Connection,
+pub(super) struct SessionCarrier<'a> {
+    stream: &'a mut StreamConnection,
     input: Box<[u8]>,
     have: usize,
     /// Bytes to be sent.
@@ -42,14 +42,14 @@ pub(super) struct Carrier<'a> {
     /// Limit of the bytes of the session, if there is one.
     allowance: Option<Allowance<'a>>,
     /// Time at which a byte last came or went.
-    last: Mono,
-    alarm: Option<(Mono, Timer)>,
+    last: MonoTime,
+    alarm: Option<(MonoTime, Timer)>,
     pause: Option<Timer>,
 }
 
 /// Reason to wait no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Late {
+pub(super) enum WaitEndReason {
     /// The client is gone.
     Gone,
     /// No byte came or went for too long.
@@ -58,9 +58,12 @@ pub(super) enum Late {
     Due,
 }
 
-impl<'a> Carrier<'a> {
+impl<'a> SessionCarrier<'a> {
     /// Makes the carrier of a session that begins now on `stream`.
-    pub(super) fn new(stream: &'a mut Connection, streaming: &'a dyn Streaming) -> Self {
+    pub(super) fn new(
+        stream: &'a mut StreamConnection,
+        streaming: &'a dyn StreamingBackend,
+    ) -> Self {
         Self {
             allowance: Allowance::new(streaming, stream),
             stream,
@@ -136,7 +139,11 @@ impl<'a> Carrier<'a> {
     }
 
     /// Waits for the next time limit: `due`, if that is given, or one of the carrier's own.
-    pub(super) fn poll_late(&mut self, cx: &mut Context<'_>, due: Option<Mono>) -> Poll<Late> {
+    pub(super) fn poll_late(
+        &mut self,
+        cx: &mut Context<'_>,
+        due: Option<MonoTime>,
+    ) -> Poll<WaitEndReason> {
         // Bounded: goes on only when a timer has rung, and the next is later.
         loop {
             let now = clock::mono();
@@ -144,13 +151,13 @@ impl<'a> Carrier<'a> {
             // While its buffer is full nothing is read, and so not the end either.
             let deaf = self.have == self.input.len();
             if deaf && self.alarm.is_none() && self.stream.has_hung_up() {
-                return Poll::Ready(Late::Gone);
+                return Poll::Ready(WaitEndReason::Gone);
             }
             if due.is_some_and(|due| due <= now) {
-                return Poll::Ready(Late::Due);
+                return Poll::Ready(WaitEndReason::Due);
             }
             if idle <= now {
-                return Poll::Ready(Late::Idle);
+                return Poll::Ready(WaitEndReason::Idle);
             }
             let check = deaf.then(|| now + HANG_UP_CHECK);
             let next = [Some(idle), due, check].into_iter().flatten().min();

@@ -11,13 +11,13 @@ use async_io::Timer;
 use smol::io::{AsyncRead, AsyncWrite};
 
 use super::carrier::{HANG_UP_CHECK, LEAVE_TIMEOUT, PAUSE, TURNS};
-use crate::api::Mono;
+use crate::api::MonoTime;
 use crate::server::allowance::Allowance;
-use crate::server::backend::Streaming;
-use crate::server::connection::Connection;
+use crate::server::backend::StreamingBackend;
+use crate::server::connection::StreamConnection;
 use crate::sys::clock;
 
-/// Protocol name in `Upgrade`.
+/// Protocol name in `UpgradeRequest`.
 pub(crate) const PROTOCOL: &str = "picolet-port";
 /// Bytes on their way in one direction.
 const BUFFER_BYTES: usize = 8 * 1024;
@@ -32,7 +32,7 @@ pub(super) enum HalfClose {
 }
 
 /// A direction of the join.
-struct Way {
+struct JoinDirection {
     buffer: Box<[u8]>,
     /// Bytes on their way: from `start` up to `end` in the buffer.
     start: usize,
@@ -44,7 +44,7 @@ struct Way {
     is_sink: bool,
 }
 
-impl Way {
+impl JoinDirection {
     fn new() -> Self {
         Self {
             buffer: vec![0; BUFFER_BYTES].into_boxed_slice(),
@@ -100,7 +100,7 @@ impl Way {
     }
 
     /// Tells the target, once; whether that moved anything.
-    fn close(&mut self, cx: &mut Context<'_>, to: &mut Connection) -> bool {
+    fn close(&mut self, cx: &mut Context<'_>, to: &mut StreamConnection) -> bool {
         if !self.is_over() || self.closed {
             return false;
         }
@@ -111,20 +111,20 @@ impl Way {
 }
 
 /// State of a join: both directions, and the time.
-struct Join<'a> {
-    client: &'a mut Connection,
-    other: &'a mut Connection,
-    there: Way,
-    back: Way,
+struct ConnectionJoin<'a> {
+    client: &'a mut StreamConnection,
+    other: &'a mut StreamConnection,
+    there: JoinDirection,
+    back: JoinDirection,
     idle: Duration,
     /// Limit of the bytes of the client, if there is one.
     allowance: Option<Allowance<'a>>,
     half_close: HalfClose,
     /// Time at which a byte last came or went.
-    last: Mono,
+    last: MonoTime,
     /// The client has until then to leave.
-    leave_by: Option<Mono>,
-    alarm: Option<(Mono, Timer)>,
+    leave_by: Option<MonoTime>,
+    alarm: Option<(MonoTime, Timer)>,
     pause: Option<Timer>,
 }
 
@@ -133,17 +133,17 @@ struct Join<'a> {
 /// - Errors: a side broke, no byte came for the time that it may be idle, or the client has used up its bytes: a line
 ///   that tells it has no place among the bytes of others. Not all bytes may have arrived.
 pub(super) async fn join(
-    client: &mut Connection,
-    other: &mut Connection,
-    streaming: &dyn Streaming,
+    client: &mut StreamConnection,
+    other: &mut StreamConnection,
+    streaming: &dyn StreamingBackend,
     half_close: HalfClose,
 ) -> io::Result<()> {
-    let mut join = Join {
+    let mut join = ConnectionJoin {
         allowance: Allowance::new(streaming, client),
         client,
         other,
-        there: Way::new(),
-        back: Way::new(),
+        there: JoinDirection::new(),
+        back: JoinDirection::new(),
         idle: streaming.idle_timeout(),
         half_close,
         last: clock::mono(),
@@ -154,7 +154,7 @@ pub(super) async fn join(
     core::future::poll_fn(|cx| join.poll(cx)).await
 }
 
-impl Join<'_> {
+impl ConnectionJoin<'_> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Bounded: a pause after every `TURNS` moves.
         loop {

@@ -31,17 +31,19 @@ use smol::io::AsyncWriteExt as _;
 
 pub(crate) use self::join::PROTOCOL;
 
-use self::carrier::Carrier;
+use self::carrier::SessionCarrier;
 use self::join::{HalfClose, join};
-use super::Outcome;
-use super::backend::{PodName, Streaming};
-use super::http::{self, Connection, Origin, Refusal, Request};
+use super::ServeOutcome;
+use super::backend::{PodName, StreamingBackend};
+use super::http::{self, HttpRequest, Refusal, RequestOrigin, StreamConnection};
 use crate::api::SandboxId;
-use crate::runtime::{AttachOptions, ExecOptions, RuntimeError, Start, Stream};
-use crate::stream::port_forward::{self, Ports, Streams};
-use crate::stream::remote_command::{self, Remote, Version, Wanted, websocket_protocol};
-use crate::stream::upgrade::{Refused, Upgrade};
-use crate::stream::websocket::{Protocol, TUNNEL_PROTOCOL};
+use crate::runtime::{AttachOptions, ExecOptions, RuntimeError, SessionStart, StreamRoute};
+use crate::stream::port_forward::{self, SpdyPortForward, WebSocketPortForward};
+use crate::stream::remote_command::{
+    self, RemoteCommandSession, RemoteCommandVersion, RequestedStreams, websocket_protocol,
+};
+use crate::stream::upgrade::{UpgradeError, UpgradeRequest};
+use crate::stream::websocket::{ChannelProtocol, TUNNEL_PROTOCOL};
 
 /// Most bytes that are kept of each output of a command that is run without streams.
 const RUN_OUTPUT_BYTES: usize = 256 * 1024;
@@ -50,7 +52,7 @@ const RUN_OUTPUT_BYTES: usize = 256 * 1024;
 pub(crate) const OTHER_UID: &str = "pod not found";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route<'a> {
+enum StreamingRoute<'a> {
     Exec(PodName<'a>, &'a str),
     Attach(PodName<'a>, &'a str),
     Run(PodName<'a>, &'a str),
@@ -58,7 +60,7 @@ enum Route<'a> {
 }
 
 /// Finds the route of a path.
-fn route<'a>(path: &[&'a str]) -> Option<Route<'a>> {
+fn route<'a>(path: &[&'a str]) -> Option<StreamingRoute<'a>> {
     let (kind, rest) = path.split_first()?;
     let (rest, container) = match (*kind, rest) {
         ("portForward", rest) => (rest, None),
@@ -79,25 +81,27 @@ fn route<'a>(path: &[&'a str]) -> Option<Route<'a>> {
         _ => return None,
     };
     match (*kind, container) {
-        ("exec", Some(container)) => Some(Route::Exec(pod, container)),
-        ("attach", Some(container)) => Some(Route::Attach(pod, container)),
-        ("run", Some(container)) => Some(Route::Run(pod, container)),
-        ("portForward", None) => Some(Route::PortForward(pod)),
+        ("exec", Some(container)) => Some(StreamingRoute::Exec(pod, container)),
+        ("attach", Some(container)) => Some(StreamingRoute::Attach(pod, container)),
+        ("run", Some(container)) => Some(StreamingRoute::Run(pod, container)),
+        ("portForward", None) => Some(StreamingRoute::PortForward(pod)),
         _ => None,
     }
 }
 
 /// Serves a request for one of these routes; `None`: it is for none of them.
 pub(super) async fn serve(
-    streaming: &dyn Streaming,
-    connection: &mut Connection,
-    request: &Request,
-) -> Option<Outcome> {
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
+) -> Option<ServeOutcome> {
     let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
     let route = route(&path)?;
     let allowed: &[&str] = match route {
-        Route::Run(..) => &["POST"],
-        Route::Exec(..) | Route::Attach(..) | Route::PortForward(..) => &["GET", "POST"],
+        StreamingRoute::Run(..) => &["POST"],
+        StreamingRoute::Exec(..) | StreamingRoute::Attach(..) | StreamingRoute::PortForward(..) => {
+            &["GET", "POST"]
+        }
     };
     if !allowed.contains(&&*request.method) {
         let text = format!("method {} is not allowed here", request.method);
@@ -105,26 +109,32 @@ pub(super) async fn serve(
     }
     // Only here may the default container be meant.
     let local = |container| match (&request.origin, container) {
-        (Origin::Local, "-") => "",
+        (RequestOrigin::Local, "-") => "",
         _ => container,
     };
     let outcome = match route {
-        Route::Exec(pod, name) => exec(streaming, connection, request, pod, local(name)).await,
-        Route::Attach(pod, name) => attach(streaming, connection, request, pod, local(name)).await,
-        Route::Run(pod, name) => run(streaming, connection, request, pod, local(name)).await,
-        Route::PortForward(pod) => forward(streaming, connection, request, pod).await,
+        StreamingRoute::Exec(pod, name) => {
+            exec(streaming, connection, request, pod, local(name)).await
+        }
+        StreamingRoute::Attach(pod, name) => {
+            attach(streaming, connection, request, pod, local(name)).await
+        }
+        StreamingRoute::Run(pod, name) => {
+            run(streaming, connection, request, pod, local(name)).await
+        }
+        StreamingRoute::PortForward(pod) => forward(streaming, connection, request, pod).await,
     };
     streaming.stream_ended();
     Some(outcome.map(|refused| refused.map_err(|refusal| worded(refusal, &request.origin))))
 }
 
 /// Puts the refusal for an absent pod in a kubelet's words.
-fn worded(refusal: Refusal, to: &Origin) -> Refusal {
+fn worded(refusal: Refusal, to: &RequestOrigin) -> Refusal {
     match to {
-        Origin::Network(_) if refusal.status == 404 && refusal.message != OTHER_UID => {
+        RequestOrigin::Network(_) if refusal.status == 404 && refusal.message != OTHER_UID => {
             Refusal::not_found("pod does not exist")
         }
-        Origin::Network(_) | Origin::Local => refusal,
+        RequestOrigin::Network(_) | RequestOrigin::Local => refusal,
     }
 }
 
@@ -144,21 +154,21 @@ impl From<remote_command::NoStreams> for Refusal {
     }
 }
 
-impl From<port_forward::BadPort> for Refusal {
-    fn from(e: port_forward::BadPort) -> Self {
+impl From<port_forward::PortQueryError> for Refusal {
+    fn from(e: port_forward::PortQueryError) -> Self {
         Self::bad(e.to_string())
     }
 }
 
 /// The value of every query parameter of this name.
-fn params<'a>(request: &'a Request, name: &'a str) -> impl Iterator<Item = &'a str> {
+fn params<'a>(request: &'a HttpRequest, name: &'a str) -> impl Iterator<Item = &'a str> {
     let named = request.query.iter().filter(move |(k, _)| k == name);
     named.map(|(_, value)| value.as_str())
 }
 
-fn upgrade(request: &Request) -> Result<Upgrade<'_>, Refused> {
+fn upgrade(request: &HttpRequest) -> Result<UpgradeRequest<'_>, UpgradeError> {
     let headers = request.headers.iter();
-    Upgrade::of(
+    UpgradeRequest::of(
         &request.method,
         headers.map(|(name, value)| (name.as_str(), value.as_str())),
     )
@@ -166,9 +176,9 @@ fn upgrade(request: &Request) -> Result<Upgrade<'_>, Refused> {
 
 /// Agrees on a protocol and says so. `None`: it was refused, and that said.
 async fn agree(
-    connection: &mut Connection,
-    request: &Request,
-    accepted: fn(&Upgrade<'_>) -> &'static [&'static str],
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
+    accepted: fn(&UpgradeRequest<'_>) -> &'static [&'static str],
 ) -> io::Result<Option<(bool, &'static str)>> {
     let agreed = upgrade(request).and_then(|upgrade| {
         let protocol = upgrade.choose(accepted(&upgrade))?;
@@ -183,7 +193,10 @@ async fn agree(
                 .write_all(upgrade.answer(protocol).as_bytes())
                 .await?;
             connection.flush().await?;
-            Ok(Some((matches!(upgrade, Upgrade::Spdy { .. }), protocol)))
+            Ok(Some((
+                matches!(upgrade, UpgradeRequest::Spdy { .. }),
+                protocol,
+            )))
         }
         Err(refused) => {
             let refusal = Refusal::new(refused.status(), refused.to_string());
@@ -196,37 +209,44 @@ async fn agree(
 // The newest protocols are offered to everybody: the node declares `ExtendWebSocketsToKubelet` (STREAM-11). An apiserver
 // that does not ask about it turns them into SPDY before they come here.
 
-const fn remote_protocols(upgrade: &Upgrade<'_>) -> &'static [&'static str] {
+const fn remote_protocols(upgrade: &UpgradeRequest<'_>) -> &'static [&'static str] {
     match upgrade {
-        Upgrade::Spdy { .. } => remote_command::SPDY_PROTOCOLS,
-        Upgrade::WebSocket { .. } => remote_command::WEBSOCKET_PROTOCOLS,
+        UpgradeRequest::Spdy { .. } => remote_command::SPDY_PROTOCOLS,
+        UpgradeRequest::WebSocket { .. } => remote_command::WEBSOCKET_PROTOCOLS,
     }
 }
 
-const fn port_protocols(upgrade: &Upgrade<'_>) -> &'static [&'static str] {
+const fn port_protocols(upgrade: &UpgradeRequest<'_>) -> &'static [&'static str] {
     match upgrade {
-        Upgrade::Spdy { .. } => port_forward::SPDY_PROTOCOLS,
-        Upgrade::WebSocket { .. } => port_forward::WEBSOCKET_PROTOCOLS,
+        UpgradeRequest::Spdy { .. } => port_forward::SPDY_PROTOCOLS,
+        UpgradeRequest::WebSocket { .. } => port_forward::WEBSOCKET_PROTOCOLS,
     }
 }
 
-fn remote_of(protocol: &str, is_spdy: bool, wanted: Wanted, out: &mut Vec<u8>) -> Option<Remote> {
+fn remote_of(
+    protocol: &str,
+    is_spdy: bool,
+    wanted: RequestedStreams,
+    out: &mut Vec<u8>,
+) -> Option<RemoteCommandSession> {
     if is_spdy {
-        Version::of(protocol).map(|version| Remote::spdy(version, wanted))
+        RemoteCommandVersion::of(protocol)
+            .map(|version| RemoteCommandSession::spdy(version, wanted))
     } else {
-        websocket_protocol(protocol).map(|protocol| Remote::web_socket(protocol, wanted, out))
+        websocket_protocol(protocol)
+            .map(|protocol| RemoteCommandSession::web_socket(protocol, wanted, out))
     }
 }
 
 async fn exec(
-    streaming: &dyn Streaming,
-    connection: &mut Connection,
-    request: &Request,
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     pod: PodName<'_>,
     container: &str,
-) -> Outcome {
+) -> ServeOutcome {
     let running = or_refuse!(streaming.running(pod, container).await);
-    let wanted = or_refuse!(Wanted::of(|name| request.param(name), None));
+    let wanted = or_refuse!(RequestedStreams::of(|name| request.param(name), None));
     let options = ExecOptions {
         command: params(request, "command").map(str::to_owned).collect(),
         stdin: wanted.stdin,
@@ -239,20 +259,23 @@ async fn exec(
     }
     let opened = streaming.open_exec(&running.id, &options).await;
     match or_refuse!(opened.map_err(not_opened)) {
-        Stream::Local(start) => converse(streaming, connection, request, wanted, start).await,
-        Stream::Url(url) => elsewhere(streaming, connection, request, wanted, url).await,
+        StreamRoute::Local(start) => converse(streaming, connection, request, wanted, start).await,
+        StreamRoute::Url(url) => elsewhere(streaming, connection, request, wanted, url).await,
     }
 }
 
 async fn attach(
-    streaming: &dyn Streaming,
-    connection: &mut Connection,
-    request: &Request,
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     pod: PodName<'_>,
     container: &str,
-) -> Outcome {
+) -> ServeOutcome {
     let running = or_refuse!(streaming.running(pod, container).await);
-    let wanted = or_refuse!(Wanted::of(|name| request.param(name), Some(running.tty)));
+    let wanted = or_refuse!(RequestedStreams::of(
+        |name| request.param(name),
+        Some(running.tty)
+    ));
     let options = AttachOptions {
         stdin: wanted.stdin,
         stdout: wanted.stdout,
@@ -262,8 +285,8 @@ async fn attach(
     };
     let opened = streaming.open_attach(&running.id, options).await;
     match or_refuse!(opened.map_err(not_opened)) {
-        Stream::Local(start) => converse(streaming, connection, request, wanted, start).await,
-        Stream::Url(url) => elsewhere(streaming, connection, request, wanted, url).await,
+        StreamRoute::Local(start) => converse(streaming, connection, request, wanted, start).await,
+        StreamRoute::Url(url) => elsewhere(streaming, connection, request, wanted, url).await,
     }
 }
 
@@ -280,16 +303,17 @@ fn not_opened(e: RuntimeError) -> Refusal {
 /// Serves exec or attach whose streams are at `url`. A client of the newest protocol is spoken with here: servers of runtimes
 /// do not know it. So is one whose bytes are limited, to be told of its end.
 async fn elsewhere(
-    streaming: &dyn Streaming,
-    connection: &mut Connection,
-    request: &Request,
-    wanted: Wanted,
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
+    wanted: RequestedStreams,
     url: String,
-) -> Outcome {
+) -> ServeOutcome {
     let is_limited = connection.leaves_machine() && streaming.stream_bytes().is_some();
-    let is_spoken_with = |upgrade: Upgrade<'_>| is_limited || upgrade.offers(Protocol::V5.name());
+    let is_spoken_with =
+        |upgrade: UpgradeRequest<'_>| is_limited || upgrade.offers(ChannelProtocol::V5.name());
     if upgrade(request).is_ok_and(is_spoken_with) {
-        let start: Start<'_> =
+        let start: SessionStart<'_> =
             Box::pin(upstream::session(url, wanted, streaming.creation_timeout()));
         return converse(streaming, connection, request, wanted, start).await;
     }
@@ -298,16 +322,16 @@ async fn elsewhere(
 
 /// Agrees on a protocol, and carries the session that `start` begins to its end.
 async fn converse<'a>(
-    streaming: &'a dyn Streaming,
-    connection: &'a mut Connection,
-    request: &Request,
-    wanted: Wanted,
-    start: Start<'a>,
-) -> Outcome {
+    streaming: &'a dyn StreamingBackend,
+    connection: &'a mut StreamConnection,
+    request: &HttpRequest,
+    wanted: RequestedStreams,
+    start: SessionStart<'a>,
+) -> ServeOutcome {
     let Some((is_spdy, protocol)) = agree(connection, request, remote_protocols).await? else {
         return Ok(Ok(()));
     };
-    let mut carrier = Carrier::new(connection, streaming);
+    let mut carrier = SessionCarrier::new(connection, streaming);
     if let Some(remote) = remote_of(protocol, is_spdy, wanted, &mut carrier.out) {
         remote::drive(carrier, remote, streaming.creation_timeout(), start).await?;
     }
@@ -315,41 +339,47 @@ async fn converse<'a>(
 }
 
 async fn forward(
-    streaming: &dyn Streaming,
-    connection: &mut Connection,
-    request: &Request,
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     pod: PodName<'_>,
-) -> Outcome {
+) -> ServeOutcome {
     let sandbox = or_refuse!(streaming.ready_sandbox(pod).await);
-    if request.origin == Origin::Local && request.header("upgrade") == Some(PROTOCOL) {
+    if request.origin == RequestOrigin::Local && request.header("upgrade") == Some(PROTOCOL) {
         return forward_one(streaming, connection, request, &sandbox).await;
     }
     let protocol = upgrade(request).and_then(|u| u.choose(port_protocols(&u)));
     let tunnelled = protocol == Ok(TUNNEL_PROTOCOL);
     let numbers = match upgrade(request) {
         // A tunnelled client names its ports later.
-        Ok(Upgrade::WebSocket { .. }) if !tunnelled => Ports::of(params(request, "port")),
+        Ok(UpgradeRequest::WebSocket { .. }) if !tunnelled => {
+            WebSocketPortForward::of(params(request, "port"))
+        }
         _ => Ok(Vec::new()),
     };
     let numbers = or_refuse!(numbers);
     let opened = streaming.open_port_forward(&sandbox, &numbers).await;
     let connect = match or_refuse!(opened.map_err(not_opened)) {
-        Stream::Local(connect) => connect,
-        Stream::Url(url) if tunnelled => {
+        StreamRoute::Local(connect) => connect,
+        StreamRoute::Url(url) if tunnelled => {
             return upstream::tunnel(streaming, connection, request, &url).await;
         }
-        Stream::Url(url) => return upstream::pass(streaming, connection, request, &url).await,
+        StreamRoute::Url(url) => return upstream::pass(streaming, connection, request, &url).await,
     };
     let Some((is_spdy, protocol)) = agree(connection, request, port_protocols).await? else {
         return Ok(Ok(()));
     };
-    let mut carrier = Carrier::new(connection, streaming);
+    let mut carrier = SessionCarrier::new(connection, streaming);
     let wire = if is_spdy {
-        ports::Wire::Streams(Streams::new())
+        ports::PortForwardWire::Streams(SpdyPortForward::new())
     } else if tunnelled {
-        ports::Wire::Streams(Streams::tunnelled())
+        ports::PortForwardWire::Streams(SpdyPortForward::tunnelled())
     } else if let Some(protocol) = websocket_protocol(protocol) {
-        ports::Wire::Ports(Ports::new(protocol, numbers.clone(), &mut carrier.out))
+        ports::PortForwardWire::Ports(WebSocketPortForward::new(
+            protocol,
+            numbers.clone(),
+            &mut carrier.out,
+        ))
     } else {
         return Ok(Ok(()));
     };
@@ -359,11 +389,11 @@ async fn forward(
 
 /// Joins a connection with a port, byte for byte.
 async fn forward_one(
-    streaming: &dyn Streaming,
-    connection: &mut Connection,
-    request: &Request,
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     sandbox: &SandboxId,
-) -> Outcome {
+) -> ServeOutcome {
     let port: Option<u16> = or_refuse!(request.number("port"));
     let Some(port) = port.filter(|port| *port > 0) else {
         return Ok(Err(Refusal::bad("port: required")));
@@ -372,17 +402,19 @@ async fn forward_one(
     let ports = [port];
     let opened = streaming.open_port_forward(sandbox, &ports).await;
     let mut connected = match or_refuse!(opened.map_err(not_opened)) {
-        Stream::Local(connect) => {
+        StreamRoute::Local(connect) => {
             let fd = or_refuse!(connect(port).await.map_err(|e| failed(e.to_string())));
             let stream = Async::new(TcpStream::from(fd));
             let stream = or_refuse!(stream.map_err(|e| failed(e.to_string())));
             let socket = stream.as_raw_fd();
-            Connection::new(stream).of_socket(socket)
+            StreamConnection::new(stream).of_socket(socket)
         }
-        Stream::Url(url) => match upstream::port(&url, port, streaming.creation_timeout()).await {
-            Ok(connected) => connected,
-            Err(lost) => return lost.tell(connection).await.map(Ok),
-        },
+        StreamRoute::Url(url) => {
+            match upstream::port(&url, port, streaming.creation_timeout()).await {
+                Ok(connected) => connected,
+                Err(lost) => return lost.tell(connection).await.map(Ok),
+            }
+        }
     };
     http::switch_protocols(connection, PROTOCOL, "").await?;
     join(connection, &mut connected, streaming, HalfClose::Stays)
@@ -391,12 +423,12 @@ async fn forward_one(
 }
 
 async fn run(
-    streaming: &dyn Streaming,
-    connection: &mut Connection,
-    request: &Request,
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     pod: PodName<'_>,
     container: &str,
-) -> Outcome {
+) -> ServeOutcome {
     let running = or_refuse!(streaming.running(pod, container).await);
     let line = request.param("cmd").unwrap_or("");
     let command: Vec<String> = line.split(' ').map(str::to_owned).collect();

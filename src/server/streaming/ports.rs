@@ -9,80 +9,98 @@ use std::os::fd::OwnedFd;
 
 use async_io::Async;
 
-use super::carrier::{Carrier, Late, TURNS};
-use crate::api::Mono;
-use crate::runtime::{Call, RuntimeError};
-use crate::stream::port_forward::{self, Event, PairId, Ports, PortsEvent, Streams};
-use crate::stream::{OUT_BYTES, PAYLOAD_BYTES, Span, Step, websocket};
+use super::carrier::{SessionCarrier, TURNS, WaitEndReason};
+use crate::api::MonoTime;
+use crate::runtime::{RuntimeCall, RuntimeError};
+use crate::stream::port_forward::{
+    self, PairId, SpdyPortEvent, SpdyPortForward, WebSocketPortEvent, WebSocketPortForward,
+};
+use crate::stream::{MachineStep, OUT_BYTES, PAYLOAD_BYTES, Span, websocket};
 use crate::sys::clock;
 
 /// Protocol of the client.
-pub(super) enum Wire {
+pub(super) enum PortForwardWire {
     /// Pairs of streams, made as they are needed.
-    Streams(Streams),
+    Streams(SpdyPortForward),
     /// A fixed list of ports, all at once.
-    Ports(Ports),
+    Ports(WebSocketPortForward),
 }
 
 /// A connection, as the client names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Name {
+enum PortConnectionName {
     Pair(PairId),
     Index(usize),
 }
 
 /// An event from the client.
-enum Asked {
-    Connect { name: Name, port: u16 },
-    Data { name: Name, span: Span },
-    End { name: Name },
-    Reset { name: Name },
+enum PortClientEvent {
+    Connect {
+        name: PortConnectionName,
+        port: u16,
+    },
+    Data {
+        name: PortConnectionName,
+        span: Span,
+    },
+    End {
+        name: PortConnectionName,
+    },
+    Reset {
+        name: PortConnectionName,
+    },
     Left,
 }
 
-enum Broken {
-    Streams(port_forward::Error),
-    Ports(websocket::Error),
+enum PortProtocolError {
+    Streams(port_forward::PortForwardError),
+    Ports(websocket::WebSocketError),
 }
 
-impl Wire {
-    fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Asked>, Broken> {
+impl PortForwardWire {
+    fn receive(
+        &mut self,
+        input: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<MachineStep<PortClientEvent>, PortProtocolError> {
         match self {
             Self::Streams(streams) => {
                 let step = streams.receive(input, clock::mono(), out);
-                let step = step.map_err(Broken::Streams)?;
+                let step = step.map_err(PortProtocolError::Streams)?;
                 let asked = |event| match event {
-                    Event::Connect { pair, port } => Asked::Connect {
-                        name: Name::Pair(pair),
+                    SpdyPortEvent::Connect { pair, port } => PortClientEvent::Connect {
+                        name: PortConnectionName::Pair(pair),
                         port,
                     },
-                    Event::Data { pair, span } => Asked::Data {
-                        name: Name::Pair(pair),
+                    SpdyPortEvent::Data { pair, span } => PortClientEvent::Data {
+                        name: PortConnectionName::Pair(pair),
                         span,
                     },
-                    Event::End { pair } => Asked::End {
-                        name: Name::Pair(pair),
+                    SpdyPortEvent::End { pair } => PortClientEvent::End {
+                        name: PortConnectionName::Pair(pair),
                     },
-                    Event::Reset { pair } => Asked::Reset {
-                        name: Name::Pair(pair),
+                    SpdyPortEvent::Reset { pair } => PortClientEvent::Reset {
+                        name: PortConnectionName::Pair(pair),
                     },
-                    Event::Left => Asked::Left,
+                    SpdyPortEvent::Left => PortClientEvent::Left,
                 };
-                Ok(Step {
+                Ok(MachineStep {
                     taken: step.taken,
                     event: step.event.map(asked),
                 })
             }
             Self::Ports(ports) => {
-                let step = ports.receive(input, out).map_err(Broken::Ports)?;
+                let step = ports
+                    .receive(input, out)
+                    .map_err(PortProtocolError::Ports)?;
                 let asked = |event| match event {
-                    PortsEvent::Data { index, span } => Asked::Data {
-                        name: Name::Index(index),
+                    WebSocketPortEvent::Data { index, span } => PortClientEvent::Data {
+                        name: PortConnectionName::Index(index),
                         span,
                     },
-                    PortsEvent::Left => Asked::Left,
+                    WebSocketPortEvent::Left => PortClientEvent::Left,
                 };
-                Ok(Step {
+                Ok(MachineStep {
                     taken: step.taken,
                     event: step.event.map(asked),
                 })
@@ -90,24 +108,26 @@ impl Wire {
         }
     }
 
-    fn passed_on(&mut self, name: Name, bytes: usize, out: &mut Vec<u8>) {
-        if let (Self::Streams(streams), Name::Pair(pair)) = (self, name) {
+    fn passed_on(&mut self, name: PortConnectionName, bytes: usize, out: &mut Vec<u8>) {
+        if let (Self::Streams(streams), PortConnectionName::Pair(pair)) = (self, name) {
             streams.passed_on(pair, bytes, out);
         }
     }
 
-    fn sendable(&self, name: Name) -> usize {
+    fn sendable(&self, name: PortConnectionName) -> usize {
         match (self, name) {
-            (Self::Streams(streams), Name::Pair(pair)) => streams.sendable(pair),
+            (Self::Streams(streams), PortConnectionName::Pair(pair)) => streams.sendable(pair),
             _ => usize::MAX,
         }
     }
 
     /// Sends bytes of a port to the client; returns false if the client no longer wants them.
-    fn send(&mut self, name: Name, payload: &[u8], out: &mut Vec<u8>) -> bool {
+    fn send(&mut self, name: PortConnectionName, payload: &[u8], out: &mut Vec<u8>) -> bool {
         match (self, name) {
-            (Self::Streams(streams), Name::Pair(pair)) => streams.send(pair, payload, out).is_ok(),
-            (Self::Ports(ports), Name::Index(index)) => {
+            (Self::Streams(streams), PortConnectionName::Pair(pair)) => {
+                streams.send(pair, payload, out).is_ok()
+            }
+            (Self::Ports(ports), PortConnectionName::Index(index)) => {
                 ports.send(index, payload, out);
                 true
             }
@@ -116,9 +136,9 @@ impl Wire {
     }
 
     /// The port sends no more. Whether that is the end of the connection, for it has no other.
-    fn finish(&mut self, name: Name, out: &mut Vec<u8>) -> bool {
+    fn finish(&mut self, name: PortConnectionName, out: &mut Vec<u8>) -> bool {
         match (self, name) {
-            (Self::Streams(streams), Name::Pair(pair)) => {
+            (Self::Streams(streams), PortConnectionName::Pair(pair)) => {
                 streams.finish(pair, out);
                 false
             }
@@ -127,24 +147,26 @@ impl Wire {
     }
 
     /// Closes a connection whose two sides have ended.
-    fn close(&mut self, name: Name, out: &mut Vec<u8>) {
-        if let (Self::Streams(streams), Name::Pair(pair)) = (self, name) {
+    fn close(&mut self, name: PortConnectionName, out: &mut Vec<u8>) {
+        if let (Self::Streams(streams), PortConnectionName::Pair(pair)) = (self, name) {
             streams.close(pair, out);
         }
     }
 
-    fn fail(&mut self, name: Name, why: &str, out: &mut Vec<u8>) {
+    fn fail(&mut self, name: PortConnectionName, why: &str, out: &mut Vec<u8>) {
         match (self, name) {
-            (Self::Streams(streams), Name::Pair(pair)) => streams.fail(pair, why, out),
-            (Self::Ports(ports), Name::Index(index)) => ports.fail(index, why, out),
+            (Self::Streams(streams), PortConnectionName::Pair(pair)) => {
+                streams.fail(pair, why, out)
+            }
+            (Self::Ports(ports), PortConnectionName::Index(index)) => ports.fail(index, why, out),
             _ => {}
         }
     }
 
-    fn abort(&mut self, why: &Broken, out: &mut Vec<u8>) {
+    fn abort(&mut self, why: &PortProtocolError, out: &mut Vec<u8>) {
         match (self, why) {
-            (Self::Streams(streams), Broken::Streams(e)) => streams.abort(*e, out),
-            (Self::Ports(ports), Broken::Ports(e)) => ports.close(e.code(), out),
+            (Self::Streams(streams), PortProtocolError::Streams(e)) => streams.abort(*e, out),
+            (Self::Ports(ports), PortProtocolError::Ports(e)) => ports.close(e.code(), out),
             _ => {}
         }
     }
@@ -156,7 +178,7 @@ impl Wire {
         }
     }
 
-    fn next_timeout(&self) -> Option<Mono> {
+    fn next_timeout(&self) -> Option<MonoTime> {
         match self {
             Self::Streams(streams) => streams.next_timeout(),
             Self::Ports(_) => None,
@@ -175,8 +197,8 @@ impl Wire {
     }
 }
 
-enum Port<'a> {
-    Connecting(Call<'a, OwnedFd>),
+enum PortState<'a> {
+    Connecting(RuntimeCall<'a, OwnedFd>),
     Open {
         stream: Async<TcpStream>,
         /// Set if the port had nothing to read: the reactor is asked before the kernel then.
@@ -184,10 +206,10 @@ enum Port<'a> {
     },
 }
 
-struct Connection<'a> {
-    name: Name,
+struct PortConnection<'a> {
+    name: PortConnectionName,
     number: u16,
-    port: Port<'a>,
+    port: PortState<'a>,
     /// The client sends no more.
     client_ended: bool,
     /// The port sends no more.
@@ -195,8 +217,8 @@ struct Connection<'a> {
 }
 
 /// Data on its way to a port.
-struct Pending {
-    name: Name,
+struct PendingPortData {
+    name: PortConnectionName,
     span: Span,
     /// Bytes of it that were passed on.
     done: usize,
@@ -205,18 +227,18 @@ struct Pending {
 }
 
 /// End of the client's session.
-enum Over {
+enum PortSessionEnd {
     Done,
-    Broken(Broken),
+    Broken(PortProtocolError),
     Left,
 }
 
-struct Drive<'a, C> {
-    carrier: Carrier<'a>,
-    wire: Wire,
+struct PortForwardDriver<'a, C> {
+    carrier: SessionCarrier<'a>,
+    wire: PortForwardWire,
     connect: C,
-    connections: Vec<Connection<'a>>,
-    pending: Option<Pending>,
+    connections: Vec<PortConnection<'a>>,
+    pending: Option<PendingPortData>,
     /// Connection that has the first turn.
     first: usize,
 }
@@ -224,12 +246,12 @@ struct Drive<'a, C> {
 /// Carries one client's connections until it leaves. `connect` connects to a port.
 ///
 /// - Errors: the client's connection broke.
-pub(super) async fn drive<'a, C: Fn(u16) -> Call<'a, OwnedFd>>(
-    carrier: Carrier<'a>,
-    wire: Wire,
+pub(super) async fn drive<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>>(
+    carrier: SessionCarrier<'a>,
+    wire: PortForwardWire,
     connect: C,
 ) -> io::Result<()> {
-    let mut drive = Drive {
+    let mut drive = PortForwardDriver {
         carrier,
         wire,
         connect,
@@ -237,13 +259,13 @@ pub(super) async fn drive<'a, C: Fn(u16) -> Call<'a, OwnedFd>>(
         pending: None,
         first: 0,
     };
-    if let Wire::Ports(ports) = &drive.wire {
+    if let PortForwardWire::Ports(ports) = &drive.wire {
         for (index, port) in ports.ports().to_vec().into_iter().enumerate() {
-            drive.connect(Name::Index(index), port);
+            drive.connect(PortConnectionName::Index(index), port);
         }
     }
     let over = core::future::poll_fn(|cx| drive.poll(cx)).await?;
-    let Drive {
+    let PortForwardDriver {
         mut carrier,
         mut wire,
         connections,
@@ -251,26 +273,26 @@ pub(super) async fn drive<'a, C: Fn(u16) -> Call<'a, OwnedFd>>(
     } = drive;
     drop(connections);
     match over {
-        Over::Done => wire.go_away(&mut carrier.out),
-        Over::Broken(why) => wire.abort(&why, &mut carrier.out),
-        Over::Left => return Ok(()),
+        PortSessionEnd::Done => wire.go_away(&mut carrier.out),
+        PortSessionEnd::Broken(why) => wire.abort(&why, &mut carrier.out),
+        PortSessionEnd::Left => return Ok(()),
     }
     carrier.leave().await;
     Ok(())
 }
 
-impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
-    fn connect(&mut self, name: Name, port: u16) {
-        self.connections.push(Connection {
+impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
+    fn connect(&mut self, name: PortConnectionName, port: u16) {
+        self.connections.push(PortConnection {
             name,
             number: port,
-            port: Port::Connecting((self.connect)(port)),
+            port: PortState::Connecting((self.connect)(port)),
             client_ended: false,
             port_ended: false,
         });
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Over>> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<PortSessionEnd>> {
         loop {
             ready!(self.carrier.poll_pause(cx));
             for _ in 0..TURNS {
@@ -279,22 +301,22 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
                     for at in (0..self.connections.len()).rev() {
                         self.fail(at, &why);
                     }
-                    return Poll::Ready(Ok(Over::Done));
+                    return Poll::Ready(Ok(PortSessionEnd::Done));
                 }
                 if let Some(over) = self.poll_client(cx, &mut moved) {
                     return Poll::Ready(Ok(over));
                 }
                 self.poll_ports(cx, &mut moved);
                 if self.wire.is_over(self.connections.len()) {
-                    return Poll::Ready(Ok(Over::Done));
+                    return Poll::Ready(Ok(PortSessionEnd::Done));
                 }
                 if moved {
                     continue;
                 }
                 match ready!(self.carrier.poll_late(cx, self.wire.next_timeout())) {
-                    Late::Due => self.wire.handle_timeout(&mut self.carrier.out),
-                    Late::Idle => return Poll::Ready(Ok(Over::Done)),
-                    Late::Gone => return Poll::Ready(Ok(Over::Left)),
+                    WaitEndReason::Due => self.wire.handle_timeout(&mut self.carrier.out),
+                    WaitEndReason::Idle => return Poll::Ready(Ok(PortSessionEnd::Done)),
+                    WaitEndReason::Gone => return Poll::Ready(Ok(PortSessionEnd::Left)),
                 }
             }
             self.carrier.pause();
@@ -302,10 +324,10 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
     }
 
     /// Passes data on, and reads the client's bytes.
-    fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
+    fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<PortSessionEnd> {
         match self.carrier.poll_read(cx) {
             Ok(read) => *moved |= read,
-            Err(_) => return Some(Over::Left),
+            Err(_) => return Some(PortSessionEnd::Left),
         }
         if self.pending.is_some() && !self.poll_data(cx, moved) {
             return None;
@@ -313,13 +335,13 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
         let (input, out) = self.carrier.buffers();
         let step = match self.wire.receive(input, out) {
             Ok(step) => step,
-            Err(why) => return Some(Over::Broken(why)),
+            Err(why) => return Some(PortSessionEnd::Broken(why)),
         };
         *moved |= !step.is_idle();
         match step.event {
-            Some(Asked::Connect { name, port }) => self.connect(name, port),
-            Some(Asked::Data { name, span }) => {
-                self.pending = Some(Pending {
+            Some(PortClientEvent::Connect { name, port }) => self.connect(name, port),
+            Some(PortClientEvent::Data { name, span }) => {
+                self.pending = Some(PendingPortData {
                     name,
                     span,
                     done: 0,
@@ -327,28 +349,29 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
                 });
                 return None;
             }
-            Some(Asked::End { name }) => {
+            Some(PortClientEvent::End { name }) => {
                 if let Some(at) = self.place(name) {
                     self.connections[at].client_ended = true;
                     self.end_writing(at);
                 }
             }
-            Some(Asked::Reset { name }) => self.connections.retain(|c| c.name != name),
-            Some(Asked::Left) => return Some(Over::Left),
+            Some(PortClientEvent::Reset { name }) => self.connections.retain(|c| c.name != name),
+            Some(PortClientEvent::Left) => return Some(PortSessionEnd::Left),
             None => {}
         }
         self.carrier.take(step.taken);
         None
     }
 
-    fn place(&self, name: Name) -> Option<usize> {
+    fn place(&self, name: PortConnectionName) -> Option<usize> {
         self.connections.iter().position(|c| c.name == name)
     }
 
     /// Tells the port that nothing follows, as soon as it is there.
     fn end_writing(&mut self, at: usize) {
         let connection = &self.connections[at];
-        if let (true, Port::Open { stream, .. }) = (connection.client_ended, &connection.port) {
+        if let (true, PortState::Open { stream, .. }) = (connection.client_ended, &connection.port)
+        {
             // A port that has ended by itself is noticed when it is read.
             let _ = stream.get_ref().shutdown(Shutdown::Write);
             self.end_if_over(at);
@@ -381,8 +404,8 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
         let (input, out) = self.carrier.buffers();
         let rest = &span.of(input)[done..];
         let passed = match place.map(|at| &self.connections[at].port) {
-            Some(Port::Connecting(_)) => return false,
-            Some(Port::Open { stream, .. }) => match poll_write(stream, cx, rest) {
+            Some(PortState::Connecting(_)) => return false,
+            Some(PortState::Open { stream, .. }) => match poll_write(stream, cx, rest) {
                 Poll::Pending => return false,
                 Poll::Ready(Ok(n)) => n,
                 // Reading tells why.
@@ -430,14 +453,14 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
         };
         let name = connection.name;
         match &mut connection.port {
-            Port::Connecting(call) => {
+            PortState::Connecting(call) => {
                 let Poll::Ready(connected) = call.as_mut().poll(cx) else {
                     return;
                 };
                 *moved = true;
                 match connected.map(|fd| Async::new(TcpStream::from(fd))) {
                     Ok(Ok(stream)) => {
-                        connection.port = Port::Open {
+                        connection.port = PortState::Open {
                             stream,
                             waiting: false,
                         };
@@ -448,7 +471,7 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
                     Err(e) => self.fail(at, &e.to_string()),
                 }
             }
-            Port::Open { stream, waiting } => {
+            PortState::Open { stream, waiting } => {
                 let room = self.wire.sendable(name).min(buffer.len());
                 if connection.port_ended || room == 0 {
                     return;

@@ -8,25 +8,28 @@ use core::task::{Context, Poll, ready};
 use core::time::Duration;
 use std::io;
 
-use super::carrier::{Carrier, TURNS};
-use crate::api::Mono;
-use crate::runtime::{Output as Read, Room, RuntimeError, Session, Start};
-use crate::stream::remote_command::{Error, Event, Outcome, Output, Remote, Size};
+use super::carrier::{SessionCarrier, TURNS};
+use crate::api::MonoTime;
+use crate::runtime::{OutputRead as Read, OutputRoom, RuntimeError, SessionStart, StreamSession};
+use crate::stream::remote_command::{
+    CommandOutcome, OutputStream, RemoteCommandError, RemoteCommandEvent, RemoteCommandSession,
+    TerminalSize,
+};
 use crate::stream::{OUT_BYTES, PAYLOAD_BYTES, Span};
 use crate::sys::clock;
 
 /// End of a session.
-enum Over {
+enum RemoteSessionEnd {
     /// The process has ended, or could not be run.
-    Ended(Outcome),
+    Ended(CommandOutcome),
     /// The client talks nonsense.
-    Broken(Error),
+    Broken(RemoteCommandError),
     /// The client is gone, or was given up.
     Left,
 }
 
 /// Input on its way to the process.
-struct Pending {
+struct PendingInput {
     span: Span,
     /// Bytes of it that were passed on.
     done: usize,
@@ -34,24 +37,24 @@ struct Pending {
     taken: usize,
 }
 
-enum Process<'a> {
+enum RemoteProcess<'a> {
     /// The process waits until the client has made its streams.
-    Wanted(Option<Start<'a>>),
-    Starting(Start<'a>),
-    Running(Session),
+    Wanted(Option<SessionStart<'a>>),
+    Starting(SessionStart<'a>),
+    Running(StreamSession),
 }
 
-struct Drive<'a> {
-    carrier: Carrier<'a>,
-    remote: Remote,
-    process: Process<'a>,
-    pending: Option<Pending>,
+struct RemoteDriver<'a> {
+    carrier: SessionCarrier<'a>,
+    remote: RemoteCommandSession,
+    process: RemoteProcess<'a>,
+    pending: Option<PendingInput>,
     /// Size to set the terminal to once it is there.
-    size: Option<Size>,
+    size: Option<TerminalSize>,
     stdin_end: bool,
     output_over: bool,
     /// The client makes its streams until then.
-    created_by: Option<Mono>,
+    created_by: Option<MonoTime>,
 }
 
 /// Carries one session to its end. `start` starts the process when the client has made its streams, which is `within` that
@@ -59,15 +62,15 @@ struct Drive<'a> {
 ///
 /// - Errors: the connection broke.
 pub(super) async fn drive<'a>(
-    carrier: Carrier<'a>,
-    remote: Remote,
+    carrier: SessionCarrier<'a>,
+    remote: RemoteCommandSession,
     within: Duration,
-    start: Start<'a>,
+    start: SessionStart<'a>,
 ) -> io::Result<()> {
-    let mut drive = Drive {
+    let mut drive = RemoteDriver {
         carrier,
         remote,
-        process: Process::Wanted(Some(start)),
+        process: RemoteProcess::Wanted(Some(start)),
         pending: None,
         size: None,
         stdin_end: false,
@@ -75,7 +78,7 @@ pub(super) async fn drive<'a>(
         created_by: Some(clock::mono() + within),
     };
     let over = core::future::poll_fn(|cx| drive.poll(cx)).await?;
-    let Drive {
+    let RemoteDriver {
         mut carrier,
         mut remote,
         process,
@@ -84,25 +87,25 @@ pub(super) async fn drive<'a>(
     // Before the client hears of the end: nothing of the session is left then.
     drop(process);
     match over {
-        Over::Ended(outcome) => remote.end(&outcome, &mut carrier.out),
-        Over::Broken(e) => {
+        RemoteSessionEnd::Ended(outcome) => remote.end(&outcome, &mut carrier.out),
+        RemoteSessionEnd::Broken(e) => {
             log::debug!("a client of exec or attach: {e}");
             remote.abort(e, &mut carrier.out);
         }
-        Over::Left => return Ok(()),
+        RemoteSessionEnd::Left => return Ok(()),
     }
     carrier.leave().await;
     Ok(())
 }
 
-impl Drive<'_> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Over>> {
+impl RemoteDriver<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<RemoteSessionEnd>> {
         loop {
             ready!(self.carrier.poll_pause(cx));
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
                 if let Some(why) = self.carrier.spent() {
-                    return Poll::Ready(Ok(Over::Ended(Outcome::Cut(why))));
+                    return Poll::Ready(Ok(RemoteSessionEnd::Ended(CommandOutcome::Cut(why))));
                 }
                 let over = self
                     .poll_start(cx, &mut moved)
@@ -114,7 +117,7 @@ impl Drive<'_> {
                 if !moved {
                     let late = ready!(self.carrier.poll_late(cx, self.created_by));
                     log::debug!("a client of exec or attach is given up: {late:?}");
-                    return Poll::Ready(Ok(Over::Left));
+                    return Poll::Ready(Ok(RemoteSessionEnd::Left));
                 }
             }
             self.carrier.pause();
@@ -122,14 +125,14 @@ impl Drive<'_> {
     }
 
     /// Goes on with the start of the process.
-    fn poll_start(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
-        if let Process::Wanted(start) = &mut self.process
+    fn poll_start(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<RemoteSessionEnd> {
+        if let RemoteProcess::Wanted(start) = &mut self.process
             && self.created_by.is_none()
             && let Some(start) = start.take()
         {
-            self.process = Process::Starting(start);
+            self.process = RemoteProcess::Starting(start);
         }
-        let Process::Starting(call) = &mut self.process else {
+        let RemoteProcess::Starting(call) = &mut self.process else {
             return None;
         };
         let Poll::Ready(started) = call.as_mut().poll(cx) else {
@@ -144,7 +147,7 @@ impl Drive<'_> {
                 if self.stdin_end {
                     session.streams.end_input();
                 }
-                self.process = Process::Running(session);
+                self.process = RemoteProcess::Running(session);
                 None
             }
             Err(e) => Some(failed(&e)),
@@ -152,10 +155,10 @@ impl Drive<'_> {
     }
 
     /// Passes input on, and reads the client's bytes.
-    fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
+    fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<RemoteSessionEnd> {
         match self.carrier.poll_read(cx) {
             Ok(read) => *moved |= read,
-            Err(_) => return Some(Over::Left),
+            Err(_) => return Some(RemoteSessionEnd::Left),
         }
         if self.pending.is_some() && !self.poll_input(cx, moved) {
             return None;
@@ -163,30 +166,30 @@ impl Drive<'_> {
         let (input, out) = self.carrier.buffers();
         let step = match self.remote.receive(input, out) {
             Ok(step) => step,
-            Err(e) => return Some(Over::Broken(e)),
+            Err(e) => return Some(RemoteSessionEnd::Broken(e)),
         };
         *moved |= !step.is_idle();
         match step.event {
-            Some(Event::Stdin(span)) => {
-                self.pending = Some(Pending {
+            Some(RemoteCommandEvent::Stdin(span)) => {
+                self.pending = Some(PendingInput {
                     span,
                     done: 0,
                     taken: step.taken,
                 });
                 return None;
             }
-            Some(Event::Ready) => self.created_by = None,
-            Some(Event::StdinEnd) => {
+            Some(RemoteCommandEvent::Ready) => self.created_by = None,
+            Some(RemoteCommandEvent::StdinEnd) => {
                 self.stdin_end = true;
-                if let Process::Running(session) = &mut self.process {
+                if let RemoteProcess::Running(session) = &mut self.process {
                     session.streams.end_input();
                 }
             }
-            Some(Event::Resize(size)) => match &mut self.process {
-                Process::Running(session) => session.streams.resize(size.width, size.height),
-                Process::Wanted(_) | Process::Starting(_) => self.size = Some(size),
+            Some(RemoteCommandEvent::Resize(size)) => match &mut self.process {
+                RemoteProcess::Running(session) => session.streams.resize(size.width, size.height),
+                RemoteProcess::Wanted(_) | RemoteProcess::Starting(_) => self.size = Some(size),
             },
-            Some(Event::Left) => return Some(Over::Left),
+            Some(RemoteCommandEvent::Left) => return Some(RemoteSessionEnd::Left),
             None => {}
         }
         self.carrier.take(step.taken);
@@ -195,7 +198,8 @@ impl Drive<'_> {
 
     /// Passes pending input on; whether all of it was.
     fn poll_input(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> bool {
-        let (Some(pending), Process::Running(session)) = (&mut self.pending, &mut self.process)
+        let (Some(pending), RemoteProcess::Running(session)) =
+            (&mut self.pending, &mut self.process)
         else {
             return false;
         };
@@ -220,26 +224,28 @@ impl Drive<'_> {
     }
 
     /// Passes output on, and hears of the end.
-    fn poll_process(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
-        let Process::Running(session) = &mut self.process else {
+    fn poll_process(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<RemoteSessionEnd> {
+        let RemoteProcess::Running(session) = &mut self.process else {
             return None;
         };
         if !self.output_over && self.carrier.out.len() < OUT_BYTES {
-            let room = Room {
-                stdout: self.remote.sendable(Output::Stdout),
-                stderr: self.remote.sendable(Output::Stderr),
+            let room = OutputRoom {
+                stdout: self.remote.sendable(OutputStream::Stdout),
+                stderr: self.remote.sendable(OutputStream::Stderr),
             };
             let mut buffer = [0; PAYLOAD_BYTES];
             let (stream, len) = match session.streams.poll_output(cx, room, &mut buffer) {
                 Poll::Pending => return None,
-                Poll::Ready(Ok(Read::Stdout(n))) => (Output::Stdout, n),
-                Poll::Ready(Ok(Read::Stderr(n))) => (Output::Stderr, n),
+                Poll::Ready(Ok(Read::Stdout(n))) => (OutputStream::Stdout, n),
+                Poll::Ready(Ok(Read::Stderr(n))) => (OutputStream::Stderr, n),
                 Poll::Ready(Ok(Read::End)) => {
                     self.output_over = true;
-                    (Output::Stdout, 0)
+                    (OutputStream::Stdout, 0)
                 }
                 Poll::Ready(Err(e)) => {
-                    return Some(Over::Ended(Outcome::Failed(format!("output lost: {e}"))));
+                    return Some(RemoteSessionEnd::Ended(CommandOutcome::Failed(format!(
+                        "output lost: {e}"
+                    ))));
                 }
             };
             *moved = true;
@@ -255,12 +261,12 @@ impl Drive<'_> {
             return None;
         };
         Some(match end {
-            Ok(code) => Over::Ended(Outcome::Exited(code)),
+            Ok(code) => RemoteSessionEnd::Ended(CommandOutcome::Exited(code)),
             Err(e) => failed(&e),
         })
     }
 }
 
-fn failed(e: &RuntimeError) -> Over {
-    Over::Ended(Outcome::Failed(e.to_string()))
+fn failed(e: &RuntimeError) -> RemoteSessionEnd {
+    RemoteSessionEnd::Ended(CommandOutcome::Failed(e.to_string()))
 }

@@ -17,10 +17,11 @@ use crate::api::cri::{ContainerConfig, ExecOutput, SandboxConfig};
 use crate::api::{ContainerId, SandboxId, link::LinkClass};
 use crate::runtime::fake::Fake;
 use crate::runtime::{
-    Call, Connect, ImageService as _, RuntimeService as _, Session, Start, Stream,
+    ImageService as _, PortConnector, RuntimeCall, RuntimeService as _, SessionStart, StreamRoute,
+    StreamSession,
 };
-use crate::server::backend::{Reply, Running};
-use crate::server::connection::Below;
+use crate::server::backend::{BackendReply, RunningContainer};
+use crate::server::connection::StreamTransport;
 use crate::stream::remote_command::CREATION_TIMEOUT;
 use crate::stream::testing::{SpdyClient, masked, spdy_frames, ws_frames};
 use crate::sys::clock;
@@ -39,7 +40,7 @@ struct Node {
     creation: Duration,
     ended: Cell<u32>,
     /// Session that stands in for the runtime's next command.
-    session: RefCell<Option<Session>>,
+    session: RefCell<Option<StreamSession>>,
     /// URL of the runtime's streams, if they are elsewhere.
     url: Option<String>,
     /// Ports that were named when it was asked for that.
@@ -91,14 +92,18 @@ impl Node {
 }
 
 impl Node {
-    fn elsewhere<'a, T: 'a>(&self) -> Option<Call<'a, Stream<T>>> {
+    fn elsewhere<'a, T: 'a>(&self) -> Option<RuntimeCall<'a, StreamRoute<T>>> {
         let url = self.url.clone()?;
-        Some(Box::pin(async { Ok(Stream::Url(url)) }))
+        Some(Box::pin(async { Ok(StreamRoute::Url(url)) }))
     }
 }
 
-impl Streaming for Node {
-    fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running> {
+impl StreamingBackend for Node {
+    fn running<'a>(
+        &'a self,
+        pod: PodName<'a>,
+        container: &'a str,
+    ) -> BackendReply<'a, RunningContainer> {
         Box::pin(async move {
             if pod.name != "p" {
                 return Err(Refusal::not_found("pods not found"));
@@ -107,7 +112,7 @@ impl Streaming for Node {
                 let text = format!("container not found (\"{container}\")");
                 return Err(Refusal::new(500, text));
             }
-            Ok(Running {
+            Ok(RunningContainer {
                 id: self.container.clone(),
                 tty: self.tty,
                 stdin_once: self.stdin_once,
@@ -115,7 +120,7 @@ impl Streaming for Node {
         })
     }
 
-    fn ready_sandbox<'a>(&'a self, _: PodName<'a>) -> Reply<'a, SandboxId> {
+    fn ready_sandbox<'a>(&'a self, _: PodName<'a>) -> BackendReply<'a, SandboxId> {
         Box::pin(async { Ok(self.sandbox.clone()) })
     }
 
@@ -123,13 +128,13 @@ impl Streaming for Node {
         &'a self,
         id: &'a ContainerId,
         options: &'a ExecOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         if let Some(url) = self.elsewhere() {
             return url;
         }
         if self.session.borrow().is_some() {
-            let start: Start<'a> = Box::pin(async { Ok(self.session.take().expect("one")) });
-            return Box::pin(async { Ok(Stream::Local(start)) });
+            let start: SessionStart<'a> = Box::pin(async { Ok(self.session.take().expect("one")) });
+            return Box::pin(async { Ok(StreamRoute::Local(start)) });
         }
         self.runtime.exec(id, options)
     }
@@ -139,7 +144,7 @@ impl Streaming for Node {
         id: &'a ContainerId,
         command: &'a [String],
         limit: usize,
-    ) -> Call<'a, ExecOutput> {
+    ) -> RuntimeCall<'a, ExecOutput> {
         self.runtime.exec_sync(id, command, None, limit)
     }
 
@@ -147,7 +152,7 @@ impl Streaming for Node {
         &'a self,
         id: &'a ContainerId,
         options: AttachOptions,
-    ) -> Call<'a, Stream<Start<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         if let Some(url) = self.elsewhere() {
             return url;
         }
@@ -158,7 +163,7 @@ impl Streaming for Node {
         &'a self,
         id: &'a SandboxId,
         ports: &'a [u16],
-    ) -> Call<'a, Stream<Connect<'a>>> {
+    ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>> {
         self.ports.borrow_mut().extend_from_slice(ports);
         if let Some(url) = self.elsewhere() {
             return url;
@@ -188,7 +193,7 @@ const WEBSOCKET: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSoc
                          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: ";
 
 /// Serves one request on `connection`, as the servers do.
-async fn serve_on(node: &Node, mut connection: Connection) {
+async fn serve_on(node: &Node, mut connection: StreamConnection) {
     let request = http::read_request(&mut connection).await;
     let request = request.expect("read").expect("valid").expect("a request");
     let outcome = serve(node, &mut connection, &request).await;
@@ -246,14 +251,17 @@ impl Client {
     }
 }
 
-fn pair(lag: Option<usize>) -> (Connection, Client) {
+fn pair(lag: Option<usize>) -> (StreamConnection, Client) {
     use std::os::fd::AsRawFd as _;
     let (ours, theirs) = Async::<UnixStream>::pair().expect("socket pair");
     if let Some(bytes) = lag {
         setsockopt(&ours, SndBufForce, &bytes).expect("a larger buffer");
     }
     let socket = ours.as_raw_fd();
-    (Connection::new(ours).of_socket(socket), Client(theirs))
+    (
+        StreamConnection::new(ours).of_socket(socket),
+        Client(theirs),
+    )
 }
 
 /// Runs `client` against `node` to the end of both.
@@ -263,7 +271,7 @@ fn with_node<T>(change: impl FnOnce(&mut Node), client: impl AsyncFnOnce(Client,
         change(&mut node);
         let (mut connection, other) = pair(node.lag);
         if node.limit.is_some() {
-            connection = connection.over(Below::Counted {
+            connection = connection.over(StreamTransport::Counted {
                 socket: other.0.as_raw_fd(),
                 class: Rc::new(Cell::new(LinkClass::Stream)),
                 leaves: true,
@@ -301,13 +309,16 @@ fn routes() {
         ..pod
     };
     for (path, expected) in [
-        ("exec/n/p/c", Some(Route::Exec(pod, "c"))),
-        ("exec/n/p/u/c", Some(Route::Exec(named, "c"))),
-        ("attach/n/p/c", Some(Route::Attach(pod, "c"))),
-        ("attach/n/p/u/c", Some(Route::Attach(named, "c"))),
-        ("run/n/p/c", Some(Route::Run(pod, "c"))),
-        ("portForward/n/p", Some(Route::PortForward(pod))),
-        ("portForward/n/p/u", Some(Route::PortForward(named))),
+        ("exec/n/p/c", Some(StreamingRoute::Exec(pod, "c"))),
+        ("exec/n/p/u/c", Some(StreamingRoute::Exec(named, "c"))),
+        ("attach/n/p/c", Some(StreamingRoute::Attach(pod, "c"))),
+        ("attach/n/p/u/c", Some(StreamingRoute::Attach(named, "c"))),
+        ("run/n/p/c", Some(StreamingRoute::Run(pod, "c"))),
+        ("portForward/n/p", Some(StreamingRoute::PortForward(pod))),
+        (
+            "portForward/n/p/u",
+            Some(StreamingRoute::PortForward(named)),
+        ),
         ("portForward/n/p/u/c", None),
         ("exec/n/p", None),
         ("exec/n/p/u/c/x", None),
@@ -635,9 +646,9 @@ impl Stub {
         }
     }
 
-    fn session(self) -> (Session, Rc<RefCell<Told>>) {
+    fn session(self) -> (StreamSession, Rc<RefCell<Told>>) {
         let told = Rc::clone(&self.told);
-        let session = Session {
+        let session = StreamSession {
             streams: Box::new(self),
             end: Box::pin(async { Ok(0) }),
         };
@@ -651,13 +662,13 @@ impl Drop for Stub {
     }
 }
 
-impl crate::runtime::Streams for Stub {
+impl crate::runtime::ProcessStreams for Stub {
     fn poll_output(
         &mut self,
         _: &mut core::task::Context<'_>,
-        room: crate::runtime::Room,
+        room: crate::runtime::OutputRoom,
         buffer: &mut [u8],
-    ) -> core::task::Poll<io::Result<crate::runtime::Output>> {
+    ) -> core::task::Poll<io::Result<crate::runtime::OutputRead>> {
         use core::task::Poll;
         let Some(left) = &mut self.writes else {
             return Poll::Pending;
@@ -667,14 +678,14 @@ impl crate::runtime::Streams for Stub {
             .min(buffer.len())
             .min(usize::try_from(*left).expect("small"));
         if *left == 0 {
-            return Poll::Ready(Ok(crate::runtime::Output::End));
+            return Poll::Ready(Ok(crate::runtime::OutputRead::End));
         }
         if n == 0 {
             return Poll::Pending;
         }
         buffer[..n].fill(b'x');
         *left -= u64::try_from(n).expect("small");
-        Poll::Ready(Ok(crate::runtime::Output::Stdout(n)))
+        Poll::Ready(Ok(crate::runtime::OutputRead::Stdout(n)))
     }
 
     fn poll_input(

@@ -1,8 +1,8 @@
 //! Port forwarding: connections to a pod's ports, each a pair of streams (SPDY, plain or tunnelled) or of channels
 //! (WebSocket).
 //!
-//! [`Streams`] is what kubectl speaks: a client opens an error and a data stream for each connection, as many as it likes.
-//! [`Ports`] is the older form for other clients: one connection for each port named in the query, all at once.
+//! [`SpdyPortForward`] is what kubectl speaks: a client opens an error and a data stream for each connection, as many as it likes.
+//! [`WebSocketPortForward`] is the older form for other clients: one connection for each port named in the query, all at once.
 //!
 //! Sources: k8s.io/cri-streaming `portforward/{httpstream,websocket}.go`.
 
@@ -13,10 +13,10 @@ mod tests;
 
 use core::time::Duration;
 
-pub use ports::{BadPort, Ports, PortsEvent};
-pub use streams::{Error, Event, MAX_PAIRS, PairId, Streams};
+pub use ports::{PortQueryError, WebSocketPortEvent, WebSocketPortForward};
+pub use streams::{MAX_PAIRS, PairId, PortForwardError, SpdyPortEvent, SpdyPortForward};
 
-use super::websocket::{Protocol, TUNNEL_PROTOCOL};
+use super::websocket::{ChannelProtocol, TUNNEL_PROTOCOL};
 
 /// Time in which the second stream of a pair has to come.
 pub const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
@@ -25,11 +25,11 @@ pub const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
 pub const SPDY_PROTOCOLS: &[&str] = &["portforward.k8s.io"];
 
 /// WebSocket protocols that are served; the first, for apiservers that know this node's features, needs
-/// [`Streams::tunnelled`].
+/// [`SpdyPortForward::tunnelled`].
 pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
     TUNNEL_PROTOCOL,
-    Protocol::V4.name(),
-    Protocol::V4Base64.name(),
+    ChannelProtocol::V4.name(),
+    ChannelProtocol::V4Base64.name(),
 ];
 
 /// A port as clients write it: 1 to 65535.

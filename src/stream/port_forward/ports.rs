@@ -5,15 +5,15 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::port;
-use crate::stream::websocket::{self, ChannelEvent, Channels, Protocol};
-use crate::stream::{Span, Step};
+use crate::stream::websocket::{self, ChannelEvent, ChannelProtocol, Channels};
+use crate::stream::{MachineStep, Span};
 
 /// Ports of one connection: two channels each, numbered in a byte.
 const MAX_PORTS: usize = 127;
 
 /// A query whose ports cannot be forwarded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadPort {
+pub enum PortQueryError {
     /// The query names no port.
     #[error("query parameter \"port\" is required")]
     Missing,
@@ -27,10 +27,10 @@ pub enum BadPort {
 
 /// An event from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortsEvent {
+pub enum WebSocketPortEvent {
     /// Data for a port.
     Data {
-        /// Index in [`Ports::ports`].
+        /// Index in [`WebSocketPortForward::ports`].
         index: usize,
         /// Place of the data.
         span: Span,
@@ -39,26 +39,26 @@ pub enum PortsEvent {
     Left,
 }
 
-/// A connection. All ports are connected at once; when none is left, [`Ports::close`].
+/// A connection. All ports are connected at once; when none is left, [`WebSocketPortForward::close`].
 #[derive(Debug)]
-pub struct Ports {
+pub struct WebSocketPortForward {
     channels: Box<Channels>,
     ports: Box<[u16]>,
 }
 
-impl Ports {
+impl WebSocketPortForward {
     /// Reads the values of the query's `port` parameters: numbers, several behind commas.
-    pub fn of<'a>(values: impl Iterator<Item = &'a str>) -> Result<Vec<u16>, BadPort> {
+    pub fn of<'a>(values: impl Iterator<Item = &'a str>) -> Result<Vec<u16>, PortQueryError> {
         let mut ports = Vec::new();
         for text in values.flat_map(|value| value.split(',')) {
             if ports.len() == MAX_PORTS {
-                return Err(BadPort::TooMany);
+                return Err(PortQueryError::TooMany);
             }
-            let bad = || BadPort::Number(text.chars().take(32).collect::<String>());
+            let bad = || PortQueryError::Number(text.chars().take(32).collect::<String>());
             ports.push(port(text).ok_or_else(bad)?);
         }
         if ports.is_empty() {
-            Err(BadPort::Missing)
+            Err(PortQueryError::Missing)
         } else {
             Ok(ports)
         }
@@ -66,7 +66,7 @@ impl Ports {
 
     /// A connection behind its handshake. Each channel is told its port.
     #[must_use]
-    pub fn new(protocol: Protocol, ports: Vec<u16>, out: &mut Vec<u8>) -> Self {
+    pub fn new(protocol: ChannelProtocol, ports: Vec<u16>, out: &mut Vec<u8>) -> Self {
         let mut new = Self {
             channels: Box::new(Channels::new(protocol)),
             ports: ports.into_boxed_slice(),
@@ -87,12 +87,12 @@ impl Ports {
 
     /// Takes bytes of `input`, up to the first event.
     ///
-    /// - Errors: [`Ports::close`] with the error's code.
+    /// - Errors: [`WebSocketPortForward::close`] with the error's code.
     pub fn receive(
         &mut self,
         input: &mut [u8],
         out: &mut Vec<u8>,
-    ) -> Result<Step<PortsEvent>, websocket::Error> {
+    ) -> Result<MachineStep<WebSocketPortEvent>, websocket::WebSocketError> {
         let mut at = 0;
         loop {
             let rest = input.get_mut(at..).unwrap_or_default();
@@ -100,13 +100,18 @@ impl Ports {
             let base = at;
             at += step.taken;
             match step.event {
-                None => return Ok(Step::took(at)),
-                Some(ChannelEvent::Left) => return Ok(Step::new(at, PortsEvent::Left)),
+                None => return Ok(MachineStep::took(at)),
+                Some(ChannelEvent::Left) => {
+                    return Ok(MachineStep::new(at, WebSocketPortEvent::Left));
+                }
                 Some(ChannelEvent::Data { channel, span }) => {
                     let index = usize::from(channel / 2);
                     if channel % 2 == 0 && index < self.ports.len() {
                         let span = span.after(base);
-                        return Ok(Step::new(at, PortsEvent::Data { index, span }));
+                        return Ok(MachineStep::new(
+                            at,
+                            WebSocketPortEvent::Data { index, span },
+                        ));
                     }
                 }
                 Some(ChannelEvent::End { .. }) => {}

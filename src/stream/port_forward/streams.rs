@@ -13,10 +13,12 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::{CREATION_TIMEOUT, port};
-use crate::api::Mono;
-use crate::stream::spdy::{self, GoAway, Gone, Reset, Session, StreamId};
-use crate::stream::websocket::{self, Tunnel};
-use crate::stream::{OUT_BYTES, Span, Step};
+use crate::api::MonoTime;
+use crate::stream::spdy::{
+    self, GoAwayReason, ResetReason, SpdySession, SpdyStreamId, StreamClosedError,
+};
+use crate::stream::websocket::{self, SpdyTunnel};
+use crate::stream::{MachineStep, OUT_BYTES, Span};
 
 /// Connections at once, whole or not.
 pub const MAX_PAIRS: usize = spdy::MAX_STREAMS / 2;
@@ -25,11 +27,11 @@ const MAX_REQUEST_BYTES: usize = 64;
 
 /// Names a connection; its data stream's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PairId(StreamId);
+pub struct PairId(SpdyStreamId);
 
 /// An event from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum SpdyPortEvent {
     /// A connection to this port.
     Connect {
         /// Id of the new connection.
@@ -37,7 +39,7 @@ pub enum Event {
         /// 1 to 65535.
         port: u16,
     },
-    /// Data; to be reported with [`Streams::passed_on`]. Never before [`Event::Connect`].
+    /// Data; to be reported with [`SpdyPortForward::passed_on`]. Never before [`SpdyPortEvent::Connect`].
     Data {
         /// Connection of the data.
         pair: PairId,
@@ -60,43 +62,43 @@ pub enum Event {
 
 /// Breach of the protocol by a client; no connection can go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum PortForwardError {
     /// Breach of SPDY.
     #[error(transparent)]
-    Spdy(#[from] spdy::Error),
+    Spdy(#[from] spdy::SpdyError),
     /// Breach of WebSocket, in the tunnel.
     #[error(transparent)]
-    WebSocket(#[from] websocket::Error),
+    WebSocket(#[from] websocket::WebSocketError),
 }
 
 #[derive(Debug)]
-pub(super) enum Pair {
+pub(super) enum StreamPair {
     /// A pair of which only the first stream has come.
     Half {
         request: Box<str>,
         port: u16,
-        kind: Kind,
-        id: StreamId,
+        kind: PairStreamKind,
+        id: SpdyStreamId,
         /// The client has sent its FIN on it.
         ended: bool,
-        until: Mono,
+        until: MonoTime,
     },
     Whole {
-        data: StreamId,
-        error: StreamId,
+        data: SpdyStreamId,
+        error: SpdyStreamId,
     },
 }
 
-const _: () = assert!(size_of::<Pair>() <= 48, "one per connection");
+const _: () = assert!(size_of::<StreamPair>() <= 48, "one per connection");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum PairStreamKind {
     Data,
     Error,
 }
 
-impl Pair {
-    const fn has(&self, stream: StreamId) -> bool {
+impl StreamPair {
+    const fn has(&self, stream: SpdyStreamId) -> bool {
         match self {
             Self::Half { id, .. } => *id == stream,
             Self::Whole { data, error } => *data == stream || *error == stream,
@@ -106,15 +108,15 @@ impl Pair {
 
 /// The connections of one client.
 #[derive(Debug)]
-pub struct Streams {
-    session: Box<Session>,
-    tunnel: Option<Box<Tunnel>>,
-    pub(super) pairs: Vec<Pair>,
+pub struct SpdyPortForward {
+    session: Box<SpdySession>,
+    tunnel: Option<Box<SpdyTunnel>>,
+    pub(super) pairs: Vec<StreamPair>,
     /// The pair that became whole last had been ended before.
     end: Option<PairId>,
 }
 
-impl Streams {
+impl SpdyPortForward {
     /// Makes a session over SPDY.
     #[must_use]
     pub fn new() -> Self {
@@ -137,17 +139,17 @@ impl Streams {
 
     /// Takes bytes of `input`, up to the first event.
     ///
-    /// - Errors: [`Streams::abort`], then close.
+    /// - Errors: [`SpdyPortForward::abort`], then close.
     pub fn receive(
         &mut self,
         input: &mut [u8],
-        now: Mono,
+        now: MonoTime,
         out: &mut Vec<u8>,
-    ) -> Result<Step<Event>, Error> {
+    ) -> Result<MachineStep<SpdyPortEvent>, PortForwardError> {
         let mut at = 0;
         loop {
             if let Some(pair) = self.end.take() {
-                return Ok(Step::new(at, Event::End { pair }));
+                return Ok(MachineStep::new(at, SpdyPortEvent::End { pair }));
             }
             let rest = input.get(at..).unwrap_or_default();
             let readable = self.tunnel.as_ref().map_or(rest.len(), |t| t.ready());
@@ -158,46 +160,47 @@ impl Streams {
             if let Some(event) = step.event {
                 self.tunnel_took(step.taken);
                 if let Some(event) = self.on(event, base, now, out) {
-                    return Ok(Step::new(at, event));
+                    return Ok(MachineStep::new(at, event));
                 }
                 continue;
             }
             self.tunnel_took(step.taken);
             let Some(tunnel) = &mut self.tunnel else {
-                return Ok(Step::took(at));
+                return Ok(MachineStep::took(at));
             };
             // SPDY has all there is. If it has not, `out` is full, and the tunnel takes nothing either.
             let step = tunnel.receive(input.get_mut(at..).unwrap_or_default(), out)?;
             at += step.taken;
             if step.event.is_some() {
-                return Ok(Step::new(at, Event::Left));
+                return Ok(MachineStep::new(at, SpdyPortEvent::Left));
             }
             if (tunnel.ready() == 0 && step.taken == 0) || out.len() >= OUT_BYTES {
-                return Ok(Step::took(at));
+                return Ok(MachineStep::took(at));
             }
         }
     }
 
-    /// Latest time at which to call [`Streams::handle_timeout`].
+    /// Latest time at which to call [`SpdyPortForward::handle_timeout`].
     #[must_use]
-    pub fn next_timeout(&self) -> Option<Mono> {
-        let until = |pair: &Pair| match pair {
-            Pair::Half { until, .. } => Some(*until),
-            Pair::Whole { .. } => None,
+    pub fn next_timeout(&self) -> Option<MonoTime> {
+        let until = |pair: &StreamPair| match pair {
+            StreamPair::Half { until, .. } => Some(*until),
+            StreamPair::Whole { .. } => None,
         };
         self.pairs.iter().filter_map(until).min()
     }
 
     /// Drops streams whose mate has not come in time.
-    pub fn handle_timeout(&mut self, now: Mono, out: &mut Vec<u8>) {
-        let late = |pair: &Pair| matches!(pair, Pair::Half { until, .. } if *until <= now);
+    pub fn handle_timeout(&mut self, now: MonoTime, out: &mut Vec<u8>) {
+        let late =
+            |pair: &StreamPair| matches!(pair, StreamPair::Half { until, .. } if *until <= now);
         while let Some(at) = self.pairs.iter().position(late) {
-            if let Pair::Half { kind, id, .. } = self.pairs.swap_remove(at) {
+            if let StreamPair::Half { kind, id, .. } = self.pairs.swap_remove(at) {
                 self.with(out, |session, out| {
-                    if kind == Kind::Error {
+                    if kind == PairStreamKind::Error {
                         let _ = session.send(id, b"timed out waiting for streams", out);
                     }
-                    session.reset(id, Reset::Cancel, out);
+                    session.reset(id, ResetReason::Cancel, out);
                 });
             }
         }
@@ -214,10 +217,15 @@ impl Streams {
         self.session.sendable(pair.0)
     }
 
-    /// Sends bytes of the port, at most [`Streams::sendable`] and [`crate::stream::PAYLOAD_BYTES`].
+    /// Sends bytes of the port, at most [`SpdyPortForward::sendable`] and [`crate::stream::PAYLOAD_BYTES`].
     ///
     /// - Errors: the client gave the connection up.
-    pub fn send(&mut self, pair: PairId, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Gone> {
+    pub fn send(
+        &mut self,
+        pair: PairId,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), StreamClosedError> {
         self.with(out, |session, out| session.send(pair.0, payload, out))
     }
 
@@ -238,8 +246,8 @@ impl Streams {
         self.finish(pair, out);
         if let Some(error) = self.error_stream(pair) {
             self.with(out, |session, out| {
-                session.reset(pair.0, Reset::Cancel, out);
-                session.reset(error, Reset::Cancel, out);
+                session.reset(pair.0, ResetReason::Cancel, out);
+                session.reset(error, ResetReason::Cancel, out);
             });
             self.forget(pair.0);
         }
@@ -251,8 +259,8 @@ impl Streams {
             self.with(out, |session, out| {
                 let _ = session.send(error, why.as_bytes(), out);
                 session.finish(error, out);
-                session.reset(pair.0, Reset::Cancel, out);
-                session.reset(error, Reset::Cancel, out);
+                session.reset(pair.0, ResetReason::Cancel, out);
+                session.reset(error, ResetReason::Cancel, out);
             });
             self.forget(pair.0);
         }
@@ -260,21 +268,21 @@ impl Streams {
 
     /// Says goodbye. Comes behind all data.
     pub fn go_away(&mut self, out: &mut Vec<u8>) {
-        self.with(out, |session, out| session.go_away(GoAway::Ok, out));
+        self.with(out, |session, out| session.go_away(GoAwayReason::Ok, out));
         if let Some(tunnel) = &mut self.tunnel {
             tunnel.close(websocket::NORMAL, out);
         }
     }
 
     /// Says that the client broke the protocol.
-    pub fn abort(&mut self, why: Error, out: &mut Vec<u8>) {
+    pub fn abort(&mut self, why: PortForwardError, out: &mut Vec<u8>) {
         self.with(out, |session, out| {
-            session.go_away(GoAway::ProtocolError, out)
+            session.go_away(GoAwayReason::ProtocolError, out)
         });
         if let Some(tunnel) = &mut self.tunnel {
             let code = match why {
-                Error::WebSocket(e) => e.code(),
-                Error::Spdy(_) => websocket::NORMAL,
+                PortForwardError::WebSocket(e) => e.code(),
+                PortForwardError::Spdy(_) => websocket::NORMAL,
             };
             tunnel.close(code, out);
         }
@@ -290,7 +298,7 @@ impl Streams {
     fn with<R>(
         &mut self,
         out: &mut Vec<u8>,
-        act: impl FnOnce(&mut Session, &mut Vec<u8>) -> R,
+        act: impl FnOnce(&mut SpdySession, &mut Vec<u8>) -> R,
     ) -> R {
         let session = &mut self.session;
         match &mut self.tunnel {
@@ -301,25 +309,25 @@ impl Streams {
 
     fn on(
         &mut self,
-        event: spdy::Event,
+        event: spdy::SpdyEvent,
         base: usize,
-        now: Mono,
+        now: MonoTime,
         out: &mut Vec<u8>,
-    ) -> Option<Event> {
+    ) -> Option<SpdyPortEvent> {
         match event {
-            spdy::Event::Open { id, fin } => self.opened(id, fin, now, out),
-            spdy::Event::Data { id, span } => {
+            spdy::SpdyEvent::Open { id, fin } => self.opened(id, fin, now, out),
+            spdy::SpdyEvent::Data { id, span } => {
                 let pair = PairId(id);
                 if self.error_stream(pair).is_some() {
                     let span = span.after(base);
-                    return Some(Event::Data { pair, span });
+                    return Some(SpdyPortEvent::Data { pair, span });
                 }
                 // Data before its connection has no place to go; bytes on an error stream are of no use.
-                let early = |p: &Pair| {
+                let early = |p: &StreamPair| {
                     matches!(
                         p,
-                        Pair::Half {
-                            kind: Kind::Data,
+                        StreamPair::Half {
+                            kind: PairStreamKind::Data,
                             ..
                         }
                     ) && p.has(id)
@@ -330,9 +338,9 @@ impl Streams {
                 self.with(out, |session, out| session.passed_on(id, span.len, out));
                 None
             }
-            spdy::Event::End { id } => {
+            spdy::SpdyEvent::End { id } => {
                 for pair in &mut self.pairs {
-                    if let Pair::Half {
+                    if let StreamPair::Half {
                         id: half, ended, ..
                     } = pair
                         && *half == id
@@ -343,12 +351,12 @@ impl Streams {
                 let pair = PairId(id);
                 let known = self.error_stream(pair).is_some();
                 self.forget_if_over(id);
-                known.then_some(Event::End { pair })
+                known.then_some(SpdyPortEvent::End { pair })
             }
-            spdy::Event::Reset { id } => {
+            spdy::SpdyEvent::Reset { id } => {
                 let at = self.pairs.iter().position(|p| p.has(id))?;
                 // Without its error stream a connection goes on.
-                if let Some(Pair::Whole { data, error }) = self.pairs.get(at)
+                if let Some(StreamPair::Whole { data, error }) = self.pairs.get(at)
                     && *data != id
                 {
                     let (data, error) = (*data, *error);
@@ -357,51 +365,60 @@ impl Streams {
                     return None;
                 }
                 match self.pairs.swap_remove(at) {
-                    Pair::Half { .. } => None,
-                    Pair::Whole { data, error } => {
-                        self.with(out, |session, out| session.reset(error, Reset::Cancel, out));
-                        Some(Event::Reset { pair: PairId(data) })
+                    StreamPair::Half { .. } => None,
+                    StreamPair::Whole { data, error } => {
+                        self.with(out, |session, out| {
+                            session.reset(error, ResetReason::Cancel, out)
+                        });
+                        Some(SpdyPortEvent::Reset { pair: PairId(data) })
                     }
                 }
             }
-            spdy::Event::GoAway => Some(Event::Left),
+            spdy::SpdyEvent::GoAway => Some(SpdyPortEvent::Left),
             // Only a client gets them.
-            spdy::Event::Reply { .. } => None,
+            spdy::SpdyEvent::Reply { .. } => None,
         }
     }
 
-    fn opened(&mut self, id: StreamId, fin: bool, now: Mono, out: &mut Vec<u8>) -> Option<Event> {
+    fn opened(
+        &mut self,
+        id: SpdyStreamId,
+        fin: bool,
+        now: MonoTime,
+        out: &mut Vec<u8>,
+    ) -> Option<SpdyPortEvent> {
         let headers = self.session.headers();
         let kind = match headers.get("streamtype") {
-            Some("data") => Some(Kind::Data),
-            Some("error") => Some(Kind::Error),
+            Some("data") => Some(PairStreamKind::Data),
+            Some("error") => Some(PairStreamKind::Error),
             Some(_) | None => None,
         };
         let port = headers.get("port").and_then(port);
         let request: Option<Box<str>> = match (headers.get("requestid").unwrap_or(""), kind) {
             // An old client: the error stream comes first, the data stream right behind it.
-            ("", Some(Kind::Data)) => Some(number(id.saturating_sub(2))),
+            ("", Some(PairStreamKind::Data)) => Some(number(id.saturating_sub(2))),
             ("", _) => Some(number(id)),
             (name, _) if name.len() <= MAX_REQUEST_BYTES => Some(name.into()),
             _ => None,
         };
         // No byte could be sent back on such a stream, not even that the port has ended.
-        let is_deaf = kind == Some(Kind::Data) && !self.session.is_open(id);
+        let is_deaf = kind == Some(PairStreamKind::Data) && !self.session.is_open(id);
         let (Some(kind), Some(port), Some(request), false) = (kind, port, request, is_deaf) else {
-            self.with(out, |s, out| s.reset(id, Reset::ProtocolError, out));
+            self.with(out, |s, out| s.reset(id, ResetReason::ProtocolError, out));
             return None;
         };
-        let of_request = |p: &Pair| matches!(p, Pair::Half { request: r, .. } if *r == request);
+        let of_request =
+            |p: &StreamPair| matches!(p, StreamPair::Half { request: r, .. } if *r == request);
         if let Some(at) = self.pairs.iter().position(of_request) {
             return self.mate(at, kind, id, fin, out);
         }
         if self.pairs.len() >= MAX_PAIRS {
-            self.with(out, |s, out| s.reset(id, Reset::RefusedStream, out));
+            self.with(out, |s, out| s.reset(id, ResetReason::RefusedStream, out));
             return None;
         }
         self.with(out, |session, out| session.reply(id, out));
         debug_assert!(self.pairs.len() < MAX_PAIRS);
-        self.pairs.push(Pair::Half {
+        self.pairs.push(StreamPair::Half {
             request,
             port,
             kind,
@@ -416,12 +433,12 @@ impl Streams {
     fn mate(
         &mut self,
         at: usize,
-        kind: Kind,
-        id: StreamId,
+        kind: PairStreamKind,
+        id: SpdyStreamId,
         fin: bool,
         out: &mut Vec<u8>,
-    ) -> Option<Event> {
-        let Some(Pair::Half {
+    ) -> Option<SpdyPortEvent> {
+        let Some(StreamPair::Half {
             kind: first_kind,
             id: first,
             port,
@@ -433,61 +450,61 @@ impl Streams {
         };
         let (first_kind, first, port, ended) = (*first_kind, *first, *port, *ended);
         if first_kind == kind {
-            self.with(out, |s, out| s.reset(id, Reset::ProtocolError, out));
+            self.with(out, |s, out| s.reset(id, ResetReason::ProtocolError, out));
             self.refuse(at, out);
             return None;
         }
         self.with(out, |session, out| session.reply(id, out));
         let (data, error, ended) = match kind {
-            Kind::Data => (id, first, fin),
-            Kind::Error => (first, id, ended),
+            PairStreamKind::Data => (id, first, fin),
+            PairStreamKind::Error => (first, id, ended),
         };
-        self.pairs[at] = Pair::Whole { data, error };
+        self.pairs[at] = StreamPair::Whole { data, error };
         let pair = PairId(data);
         self.end = ended.then_some(pair);
-        Some(Event::Connect { pair, port })
+        Some(SpdyPortEvent::Connect { pair, port })
     }
 
     /// Drops the half pair `at`, saying why if its error stream is there.
     fn refuse(&mut self, at: usize, out: &mut Vec<u8>) {
-        if let Pair::Half { kind, id, .. } = self.pairs.swap_remove(at) {
+        if let StreamPair::Half { kind, id, .. } = self.pairs.swap_remove(at) {
             self.with(out, |session, out| {
-                if kind == Kind::Error {
+                if kind == PairStreamKind::Error {
                     let _ = session.send(id, b"error processing stream", out);
                 }
-                session.reset(id, Reset::ProtocolError, out);
+                session.reset(id, ResetReason::ProtocolError, out);
             });
         }
     }
 
     /// The error stream of a whole pair.
-    fn error_stream(&self, pair: PairId) -> Option<StreamId> {
+    fn error_stream(&self, pair: PairId) -> Option<SpdyStreamId> {
         self.pairs.iter().find_map(|p| match p {
-            Pair::Whole { data, error } if *data == pair.0 => Some(*error),
-            Pair::Whole { .. } | Pair::Half { .. } => None,
+            StreamPair::Whole { data, error } if *data == pair.0 => Some(*error),
+            StreamPair::Whole { .. } | StreamPair::Half { .. } => None,
         })
     }
 
-    fn forget(&mut self, stream: StreamId) {
+    fn forget(&mut self, stream: SpdyStreamId) {
         self.pairs.retain(|p| !p.has(stream));
     }
 
     /// Forgets a pair of whose data stream nothing is left.
-    fn forget_if_over(&mut self, data: StreamId) {
+    fn forget_if_over(&mut self, data: SpdyStreamId) {
         if !self.session.has(data) {
             self.pairs
-                .retain(|p| !matches!(p, Pair::Whole { data: d, .. } if *d == data));
+                .retain(|p| !matches!(p, StreamPair::Whole { data: d, .. } if *d == data));
         }
     }
 }
 
-impl Default for Streams {
+impl Default for SpdyPortForward {
     fn default() -> Self {
         Self::new()
     }
 }
 
 /// The name of a pair that has none.
-fn number(id: StreamId) -> Box<str> {
+fn number(id: SpdyStreamId) -> Box<str> {
     alloc::format!("#{id}").into_boxed_str()
 }

@@ -1,25 +1,29 @@
 use alloc::vec::Vec;
 
 use super::*;
-use crate::api::Mono;
+use crate::api::MonoTime;
 use crate::stream::recorded::{self, FORWARD_SPDY, FORWARD_TUNNEL};
-use crate::stream::spdy::Gone;
+use crate::stream::spdy::StreamClosedError;
 use crate::stream::testing::{SpdyClient, drive, masked, piece, spdy_frames, ws_frames};
-use crate::stream::websocket::Protocol;
+use crate::stream::websocket::ChannelProtocol;
 
 /// Connections that echo, and end when the client does.
-fn serve(mut streams: Streams, bytes: &[u8], size: usize) -> (Streams, Vec<String>, Vec<u8>) {
+fn serve(
+    mut streams: SpdyPortForward,
+    bytes: &[u8],
+    size: usize,
+) -> (SpdyPortForward, Vec<String>, Vec<u8>) {
     let mut seen: Vec<String> = Vec::new();
     let shared = core::cell::RefCell::new(&mut streams);
     let (sent, error) = drive(
         bytes,
         size,
-        |input, out| shared.borrow_mut().receive(input, Mono(0), out),
+        |input, out| shared.borrow_mut().receive(input, MonoTime(0), out),
         |event, taken, out| {
             let mut streams = shared.borrow_mut();
             match event {
-                Event::Connect { pair, port } => seen.push(format!("{pair:?} to {port}")),
-                Event::Data { pair, span } => {
+                SpdyPortEvent::Connect { pair, port } => seen.push(format!("{pair:?} to {port}")),
+                SpdyPortEvent::Data { pair, span } => {
                     let data = piece(span, taken);
                     streams.passed_on(pair, data.len(), out);
                     // Gone, if the client wants no answer.
@@ -31,12 +35,12 @@ fn serve(mut streams: Streams, bytes: &[u8], size: usize) -> (Streams, Vec<Strin
                         _ => seen.push(start + &text),
                     }
                 }
-                Event::End { pair } => {
+                SpdyPortEvent::End { pair } => {
                     streams.finish(pair, out);
                     seen.push(format!("{pair:?} ends"));
                 }
-                Event::Reset { pair } => seen.push(format!("{pair:?} reset")),
-                Event::Left => seen.push("left".into()),
+                SpdyPortEvent::Reset { pair } => seen.push(format!("{pair:?} reset")),
+                SpdyPortEvent::Left => seen.push("left".into()),
             }
         },
     );
@@ -46,8 +50,8 @@ fn serve(mut streams: Streams, bytes: &[u8], size: usize) -> (Streams, Vec<Strin
     (streams, seen, sent)
 }
 
-fn served(client: &SpdyClient) -> (Streams, Vec<String>, Vec<String>) {
-    let (streams, seen, sent) = serve(Streams::new(), &client.bytes, usize::MAX);
+fn served(client: &SpdyClient) -> (SpdyPortForward, Vec<String>, Vec<String>) {
+    let (streams, seen, sent) = serve(SpdyPortForward::new(), &client.bytes, usize::MAX);
     (streams, seen, spdy_frames(&sent))
 }
 
@@ -63,12 +67,13 @@ fn real_kubectl() {
         "PairId(7) ends",
     ];
     for size in [1, 2, 3, 4, 5, 16, usize::MAX] {
-        let (streams, seen, sent) = serve(Streams::new(), &recorded::bytes(FORWARD_SPDY), size);
+        let (streams, seen, sent) =
+            serve(SpdyPortForward::new(), &recorded::bytes(FORWARD_SPDY), size);
         assert_eq!(seen, expected, "in pieces of {size}");
         assert_eq!(streams.pairs.len(), 0);
         let plain = spdy_frames(&sent);
         let recorded = recorded::bytes(FORWARD_TUNNEL);
-        let (streams, seen, sent) = serve(Streams::tunnelled(), &recorded, size);
+        let (streams, seen, sent) = serve(SpdyPortForward::tunnelled(), &recorded, size);
         assert_eq!(seen, expected, "tunnelled, in pieces of {size}");
         assert_eq!(streams.pairs.len(), 0);
         let messages = ws_frames(&sent);
@@ -226,19 +231,19 @@ fn pairs() {
     }
 }
 
-fn connected(ids: &[u32]) -> (Streams, Vec<PairId>) {
+fn connected(ids: &[u32]) -> (SpdyPortForward, Vec<PairId>) {
     let mut client = SpdyClient::default();
     for id in ids {
         let name = id.to_string();
         client.forward(*id, "error", "80", &name);
         client.forward(id + 2, "data", "80", &name);
     }
-    let (mut streams, mut pairs, mut out) = (Streams::new(), Vec::new(), Vec::new());
+    let (mut streams, mut pairs, mut out) = (SpdyPortForward::new(), Vec::new(), Vec::new());
     let mut at = 0;
     while at < client.bytes.len() {
-        let step = streams.receive(&mut client.bytes[at..], Mono(0), &mut out);
+        let step = streams.receive(&mut client.bytes[at..], MonoTime(0), &mut out);
         let step = step.expect("frames");
-        if let Some(Event::Connect { pair, .. }) = step.event {
+        if let Some(SpdyPortEvent::Connect { pair, .. }) = step.event {
             pairs.push(pair);
         }
         at += step.taken;
@@ -256,7 +261,7 @@ fn one_connection_fails_and_others_go_on() {
     let mut out = Vec::new();
     streams.fail(first, "connection refused", &mut out);
     streams.fail(first, "connection refused", &mut out);
-    assert_eq!(streams.send(first, b"x", &mut out), Err(Gone));
+    assert_eq!(streams.send(first, b"x", &mut out), Err(StreamClosedError));
     assert_eq!(streams.sendable(first), 0);
     streams.send(second, b"y", &mut out).expect("open");
     streams.finish(second, &mut out);
@@ -324,10 +329,10 @@ fn a_mate_that_does_not_come() {
         .forward(1, "error", "80", "a")
         .forward(3, "data", "80", "b");
     let (mut streams, _, _) = served(&client);
-    let at = Mono(0) + CREATION_TIMEOUT;
+    let at = MonoTime(0) + CREATION_TIMEOUT;
     assert_eq!(streams.next_timeout(), Some(at));
     let mut out = Vec::new();
-    streams.handle_timeout(Mono(at.0 - 1), &mut out);
+    streams.handle_timeout(MonoTime(at.0 - 1), &mut out);
     assert_eq!(streams.pairs.len(), 2);
     streams.handle_timeout(at, &mut out);
     assert_eq!((streams.pairs.len(), streams.next_timeout()), (0, None));
@@ -356,16 +361,19 @@ fn what_is_wrong_with_a_tunnel() {
         (masked(0x82, &[0x16; 8]), "SPDY stream"),
         (vec![0x82, 1], "without mask"),
     ] {
-        let (mut streams, seen, _) = serve(Streams::tunnelled(), &bytes, 3);
+        let (mut streams, seen, _) = serve(SpdyPortForward::tunnelled(), &bytes, 3);
         assert!(seen.concat().contains(why), "{seen:?}");
         let mut out = Vec::new();
-        streams.abort(Error::Spdy(crate::stream::spdy::Error::Window), &mut out);
+        streams.abort(
+            PortForwardError::Spdy(crate::stream::spdy::SpdyError::Window),
+            &mut out,
+        );
         let frames = ws_frames(&out);
         assert_eq!(frames.len(), 2, "go away, and goodbye");
         assert_eq!(spdy_frames(&frames[0].1), ["go away 0 1"]);
         assert_eq!(frames[1], (0x88, vec![3, 0xe8]));
     }
-    let (_, seen, sent) = serve(Streams::tunnelled(), &masked(0x88, b""), 1);
+    let (_, seen, sent) = serve(SpdyPortForward::tunnelled(), &masked(0x88, b""), 1);
     assert_eq!(seen, ["left"]);
     assert_eq!(ws_frames(&sent).len(), 1);
 }
@@ -380,7 +388,7 @@ fn an_end_at_the_end_of_a_message() {
     client.data(3, true, b"x");
     let bytes = masked(0x82, &client.bytes);
     for size in [1, 50, usize::MAX] {
-        let (_, seen, _) = serve(Streams::tunnelled(), &bytes, size);
+        let (_, seen, _) = serve(SpdyPortForward::tunnelled(), &bytes, size);
         assert_eq!(seen, ["PairId(3) to 80", "PairId(3): x", "PairId(3) ends"]);
     }
 }
@@ -388,7 +396,9 @@ fn an_end_at_the_end_of_a_message() {
 // STREAM-14
 #[test]
 fn ports_of_a_query() {
-    let of = |values: &[&str]| Ports::of(values.iter().copied()).map_err(|e| e.to_string());
+    let of = |values: &[&str]| {
+        WebSocketPortForward::of(values.iter().copied()).map_err(|e| e.to_string())
+    };
     let number = |text: &str| Err(format!("unable to parse {text:?} as a port"));
     assert_eq!(of(&["80"]), Ok(vec![80]));
     assert_eq!(of(&["80,90", "100"]), Ok(vec![80, 90, 100]));
@@ -403,9 +413,9 @@ fn ports_of_a_query() {
 // STREAM-14
 #[test]
 fn ports_by_channels() {
-    for protocol in [Protocol::V4, Protocol::V4Base64] {
+    for protocol in [ChannelProtocol::V4, ChannelProtocol::V4Base64] {
         let mut out = Vec::new();
-        let mut ports = Ports::new(protocol, vec![80, 443], &mut out);
+        let mut ports = WebSocketPortForward::new(protocol, vec![80, 443], &mut out);
         ports.send(1, b"hi", &mut out);
         ports.fail(0, "refused", &mut out);
         ports.close(crate::stream::websocket::NORMAL, &mut out);
@@ -428,14 +438,14 @@ fn ports_by_channels() {
             b"1cmVmdXNlZA==",
             &[3, 232],
         ];
-        let expected = if protocol == Protocol::V4 {
+        let expected = if protocol == ChannelProtocol::V4 {
             plain
         } else {
             base64
         };
         assert_eq!(messages, expected);
     }
-    let mut ports = Ports::new(Protocol::V4, vec![80, 443], &mut Vec::new());
+    let mut ports = WebSocketPortForward::new(ChannelProtocol::V4, vec![80, 443], &mut Vec::new());
     let bytes = [
         masked(0x82, b"\x02x"),
         masked(0x82, b"\x01on an error channel"),
@@ -450,8 +460,8 @@ fn ports_by_channels() {
         |input, out| ports.receive(input, out),
         |event, taken, _| {
             seen.push(match event {
-                PortsEvent::Data { index, span } => (index, piece(span, taken)),
-                PortsEvent::Left => (9, vec![]),
+                WebSocketPortEvent::Data { index, span } => (index, piece(span, taken)),
+                WebSocketPortEvent::Left => (9, vec![]),
             });
         },
     );

@@ -5,8 +5,8 @@
 //! WebSocket  channels by number:            3      0      1       2       4          (255: a channel is closed, v5)
 //! ```
 //!
-//! The caller makes a [`Remote`] for the protocol that was negotiated, drives it as [`crate::stream`] says, starts the
-//! command at [`Event::Ready`], and calls [`Remote::end`] when all output was given. Then it closes its own direction
+//! The caller makes a [`RemoteCommandSession`] for the protocol that was negotiated, drives it as [`crate::stream`] says, starts the
+//! command at [`RemoteCommandEvent::Ready`], and calls [`RemoteCommandSession::end`] when all output was given. Then it closes its own direction
 //! first: the kernel would throw the output away if bytes of the client were left unread.
 //!
 //! Sources: k8s.io/cri-streaming `remotecommand/{httpstream,websocket,exec,status}.go`.
@@ -19,11 +19,11 @@ mod tests;
 
 use core::time::Duration;
 
-pub use outcome::Outcome;
-pub use remote::{Error, Event, Output, Remote};
-pub use size::Size;
+pub use outcome::CommandOutcome;
+pub use remote::{OutputStream, RemoteCommandError, RemoteCommandEvent, RemoteCommandSession};
+pub use size::TerminalSize;
 
-use super::websocket::Protocol;
+use super::websocket::ChannelProtocol;
 
 /// Time in which a client has to open its streams.
 pub const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
@@ -38,16 +38,16 @@ pub const SPDY_PROTOCOLS: &[&str] = &[
 
 /// WebSocket protocols that are served, by name. The first is for apiservers that know this node's features.
 pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
-    Protocol::V5.name(),
-    Protocol::V4.name(),
-    Protocol::V4Base64.name(),
-    Protocol::Channel.name(),
-    Protocol::Base64.name(),
+    ChannelProtocol::V5.name(),
+    ChannelProtocol::V4.name(),
+    ChannelProtocol::V4Base64.name(),
+    ChannelProtocol::Channel.name(),
+    ChannelProtocol::Base64.name(),
 ];
 
 /// A SPDY protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Version {
+pub enum RemoteCommandVersion {
     /// `channel.k8s.io`. Served as v2; upstream keeps its old bugs (the error stream is useless, stdin is half closed).
     V1,
     /// `v2.channel.k8s.io`.
@@ -58,7 +58,7 @@ pub enum Version {
     V4,
 }
 
-impl Version {
+impl RemoteCommandVersion {
     /// The version called `name`, one of [`SPDY_PROTOCOLS`].
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
@@ -69,14 +69,14 @@ impl Version {
 
 /// The WebSocket protocol called `name`; `""` is one.
 #[must_use]
-pub fn websocket_protocol(name: &str) -> Option<Protocol> {
+pub fn websocket_protocol(name: &str) -> Option<ChannelProtocol> {
     [
-        Protocol::Unnamed,
-        Protocol::Channel,
-        Protocol::Base64,
-        Protocol::V4,
-        Protocol::V4Base64,
-        Protocol::V5,
+        ChannelProtocol::Unnamed,
+        ChannelProtocol::Channel,
+        ChannelProtocol::Base64,
+        ChannelProtocol::V4,
+        ChannelProtocol::V4Base64,
+        ChannelProtocol::V5,
     ]
     .into_iter()
     .find(|p| p.name() == name)
@@ -84,7 +84,7 @@ pub fn websocket_protocol(name: &str) -> Option<Protocol> {
 
 /// The streams that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedStreams {
     /// Input.
     pub stdin: bool,
     /// Output.
@@ -100,7 +100,7 @@ pub struct Wanted {
 #[error("you must specify at least 1 of stdin, stdout, stderr")]
 pub struct NoStreams;
 
-impl Wanted {
+impl RequestedStreams {
     /// Reads the wanted streams from a query, `param` giving a parameter's first value. An attach takes `tty` from the
     /// container; for exec it is in the query too.
     pub fn of<'a>(

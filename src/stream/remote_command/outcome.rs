@@ -7,7 +7,7 @@ use serde_json::json;
 
 /// End of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// The command exited with this code.
     Exited(i32),
     /// The command was not run, or its end is unknown: the reason.
@@ -16,7 +16,7 @@ pub enum Outcome {
     Cut(String),
 }
 
-impl Outcome {
+impl CommandOutcome {
     /// A `metav1.Status` as JSON: what v4 and v5 send.
     #[must_use]
     pub fn status(&self) -> String {

@@ -4,16 +4,18 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::size::Sizes;
-use super::{Outcome, Size, Version, Wanted};
-use crate::stream::spdy::{self, GoAway, Gone, Reset, Session, StreamId};
-use crate::stream::websocket::{self, ChannelEvent, Channels, Protocol};
-use crate::stream::{Span, Step};
+use super::size::TerminalSizeReader;
+use super::{CommandOutcome, RemoteCommandVersion, RequestedStreams, TerminalSize};
+use crate::stream::spdy::{
+    self, GoAwayReason, ResetReason, SpdySession, SpdyStreamId, StreamClosedError,
+};
+use crate::stream::websocket::{self, ChannelEvent, ChannelProtocol, Channels};
+use crate::stream::{MachineStep, Span};
 
 /// The session's streams; the numbers are WebSocket's channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Role {
+enum StreamRole {
     Stdin = 0,
     Stdout = 1,
     Stderr = 2,
@@ -21,7 +23,7 @@ enum Role {
     Resize = 4,
 }
 
-impl Role {
+impl StreamRole {
     const ALL: [Self; 5] = [
         Self::Stdin,
         Self::Stdout,
@@ -44,7 +46,7 @@ impl Role {
         Self::ALL.get(at).copied()
     }
 
-    const fn is_wanted(self, wanted: Wanted, sizes: bool) -> bool {
+    const fn is_wanted(self, wanted: RequestedStreams, sizes: bool) -> bool {
         match self {
             Self::Stdin => wanted.stdin,
             Self::Stdout => wanted.stdout,
@@ -57,105 +59,109 @@ impl Role {
 
 /// An output stream of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum OutputStream {
     /// Standard output, or the output of the terminal.
     Stdout,
     /// Standard error.
     Stderr,
 }
 
-impl Output {
-    const fn role(self) -> Role {
+impl OutputStream {
+    const fn role(self) -> StreamRole {
         match self {
-            Self::Stdout => Role::Stdout,
-            Self::Stderr => Role::Stderr,
+            Self::Stdout => StreamRole::Stdout,
+            Self::Stderr => StreamRole::Stderr,
         }
     }
 }
 
 /// An event from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The client has made all streams: start. Comes once, before all others but [`Event::Left`] (and input of a client
+pub enum RemoteCommandEvent {
+    /// The client has made all streams: start. Comes once, before all others but [`RemoteCommandEvent::Left`] (and input of a client
     /// that did not wait).
     Ready,
-    /// Input; to be reported with [`Remote::passed_on`].
+    /// Input; to be reported with [`RemoteCommandSession::passed_on`].
     Stdin(Span),
     /// The input has ended.
     StdinEnd,
     /// The terminal has this size now.
-    Resize(Size),
+    Resize(TerminalSize),
     /// The client is gone. So it is when its connection ends.
     Left,
 }
 
 /// Breach of the protocol by a client; the session cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum RemoteCommandError {
     /// Breach of SPDY.
     #[error(transparent)]
-    Spdy(#[from] spdy::Error),
+    Spdy(#[from] spdy::SpdyError),
     /// Breach of WebSocket.
     #[error(transparent)]
-    WebSocket(#[from] websocket::Error),
+    WebSocket(#[from] websocket::WebSocketError),
 }
 
 #[derive(Debug)]
-enum Wire {
+enum RemoteCommandTransport {
     Spdy {
-        session: Box<Session>,
-        version: Version,
-        streams: [Option<StreamId>; Role::ALL.len()],
+        session: Box<SpdySession>,
+        version: RemoteCommandVersion,
+        streams: [Option<SpdyStreamId>; StreamRole::ALL.len()],
     },
     WebSocket(Box<Channels>),
 }
 
 /// A session of exec or attach. See [`super`] for how it is driven.
 #[derive(Debug)]
-pub struct Remote {
-    wire: Wire,
-    wanted: Wanted,
-    sizes: Sizes,
+pub struct RemoteCommandSession {
+    wire: RemoteCommandTransport,
+    wanted: RequestedStreams,
+    sizes: TerminalSizeReader,
     /// Events that came about together with the last one, and are still to be told.
     ready: bool,
     stdin_end: bool,
     stdin_ended: bool,
 }
 
-impl Remote {
+impl RemoteCommandSession {
     /// Makes a session over SPDY.
     #[must_use]
-    pub fn spdy(version: Version, wanted: Wanted) -> Self {
-        let wire = Wire::Spdy {
+    pub fn spdy(version: RemoteCommandVersion, wanted: RequestedStreams) -> Self {
+        let wire = RemoteCommandTransport::Spdy {
             session: Box::default(),
             version,
-            streams: [None; Role::ALL.len()],
+            streams: [None; StreamRole::ALL.len()],
         };
         Self::new(wire, wanted)
     }
 
     /// Makes a session over WebSocket. A first, empty message tells the client that the connection stands.
     #[must_use]
-    pub fn web_socket(protocol: Protocol, wanted: Wanted, out: &mut Vec<u8>) -> Self {
+    pub fn web_socket(
+        protocol: ChannelProtocol,
+        wanted: RequestedStreams,
+        out: &mut Vec<u8>,
+    ) -> Self {
         let mut channels = Box::new(Channels::new(protocol));
         let lowest = if wanted.stdout {
-            Role::Stdout
+            StreamRole::Stdout
         } else if wanted.stderr {
-            Role::Stderr
+            StreamRole::Stderr
         } else {
-            Role::Error
+            StreamRole::Error
         };
         channels.send(lowest.channel(), &[], out);
-        let mut remote = Self::new(Wire::WebSocket(channels), wanted);
+        let mut remote = Self::new(RemoteCommandTransport::WebSocket(channels), wanted);
         remote.ready = true;
         remote
     }
 
-    const fn new(wire: Wire, wanted: Wanted) -> Self {
+    const fn new(wire: RemoteCommandTransport, wanted: RequestedStreams) -> Self {
         Self {
             wire,
             wanted,
-            sizes: Sizes::new(),
+            sizes: TerminalSizeReader::new(),
             ready: false,
             stdin_end: false,
             stdin_ended: false,
@@ -164,90 +170,99 @@ impl Remote {
 
     /// Takes bytes of `input`, up to the first event.
     ///
-    /// - Errors: [`Remote::abort`], then close.
-    pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
+    /// - Errors: [`RemoteCommandSession::abort`], then close.
+    pub fn receive(
+        &mut self,
+        input: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<MachineStep<RemoteCommandEvent>, RemoteCommandError> {
         let mut at = 0;
         loop {
             if core::mem::take(&mut self.ready) {
-                return Ok(Step::new(at, Event::Ready));
+                return Ok(MachineStep::new(at, RemoteCommandEvent::Ready));
             }
             if core::mem::take(&mut self.stdin_end)
                 && !core::mem::replace(&mut self.stdin_ended, true)
             {
-                return Ok(Step::new(at, Event::StdinEnd));
+                return Ok(MachineStep::new(at, RemoteCommandEvent::StdinEnd));
             }
             let rest = input.get_mut(at..).unwrap_or_default();
             let step = match &mut self.wire {
-                Wire::Spdy { session, .. } => {
+                RemoteCommandTransport::Spdy { session, .. } => {
                     let step = session.receive(rest, out)?;
-                    Step {
+                    MachineStep {
                         taken: step.taken,
-                        event: step.event.map(Happened::Spdy),
+                        event: step.event.map(TransportEvent::Spdy),
                     }
                 }
-                Wire::WebSocket(channels) => {
+                RemoteCommandTransport::WebSocket(channels) => {
                     let step = channels.receive(rest, out)?;
-                    Step {
+                    MachineStep {
                         taken: step.taken,
-                        event: step.event.map(Happened::WebSocket),
+                        event: step.event.map(TransportEvent::WebSocket),
                     }
                 }
             };
             let base = at;
             at += step.taken;
             let event = match step.event {
-                None => return Ok(Step::took(at)),
-                Some(Happened::Spdy(event)) => self.on_spdy(event, base, input, out),
-                Some(Happened::WebSocket(event)) => self.on_channel(event, base, input),
+                None => return Ok(MachineStep::took(at)),
+                Some(TransportEvent::Spdy(event)) => self.on_spdy(event, base, input, out),
+                Some(TransportEvent::WebSocket(event)) => self.on_channel(event, base, input),
             };
             if let Some(event) = event {
-                return Ok(Step::new(at, event));
+                return Ok(MachineStep::new(at, event));
             }
         }
     }
 
     /// `bytes` of input have left the caller's hands.
     pub fn passed_on(&mut self, bytes: usize, out: &mut Vec<u8>) {
-        if let Wire::Spdy {
+        if let RemoteCommandTransport::Spdy {
             session, streams, ..
         } = &mut self.wire
         {
-            session.passed_on(streams[Role::Stdin.index()].unwrap_or(0), bytes, out);
+            session.passed_on(streams[StreamRole::Stdin.index()].unwrap_or(0), bytes, out);
         }
     }
 
     /// Number of bytes of an output that the client takes now. An output that it does not want has no limit: its bytes
     /// are dropped.
     #[must_use]
-    pub fn sendable(&self, output: Output) -> usize {
+    pub fn sendable(&self, output: OutputStream) -> usize {
         match &self.wire {
-            Wire::Spdy {
+            RemoteCommandTransport::Spdy {
                 session, streams, ..
             } => {
                 let id = streams[output.role().index()].filter(|id| session.is_open(*id));
                 id.map_or(usize::MAX, |id| session.sendable(id))
             }
-            Wire::WebSocket(_) => usize::MAX,
+            RemoteCommandTransport::WebSocket(_) => usize::MAX,
         }
     }
 
-    /// Sends output, at most [`Remote::sendable`] and [`crate::stream::PAYLOAD_BYTES`]. An output that was not asked
+    /// Sends output, at most [`RemoteCommandSession::sendable`] and [`crate::stream::PAYLOAD_BYTES`]. An output that was not asked
     /// for is dropped.
     ///
     /// - Errors: the client wants no more of it.
-    pub fn send(&mut self, output: Output, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Gone> {
+    pub fn send(
+        &mut self,
+        output: OutputStream,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), StreamClosedError> {
         let role = output.role();
         if payload.is_empty() || !role.is_wanted(self.wanted, true) {
             return Ok(());
         }
         match &mut self.wire {
-            Wire::Spdy {
+            RemoteCommandTransport::Spdy {
                 session, streams, ..
             } => {
-                let id = streams[role.index()].ok_or(Gone)?;
+                let id = streams[role.index()].ok_or(StreamClosedError)?;
                 session.send(id, payload, out)
             }
-            Wire::WebSocket(channels) => {
+            RemoteCommandTransport::WebSocket(channels) => {
                 channels.send(role.channel(), payload, out);
                 Ok(())
             }
@@ -255,13 +270,13 @@ impl Remote {
     }
 
     /// Tells how the command ended, and says goodbye. Comes behind all output.
-    pub fn end(&mut self, outcome: &Outcome, out: &mut Vec<u8>) {
+    pub fn end(&mut self, outcome: &CommandOutcome, out: &mut Vec<u8>) {
         let text = self.last_words(outcome);
         match &mut self.wire {
-            Wire::Spdy {
+            RemoteCommandTransport::Spdy {
                 session, streams, ..
             } => {
-                let error = streams[Role::Error.index()];
+                let error = streams[StreamRole::Error.index()];
                 if let Some(id) = error.filter(|_| !text.is_empty()) {
                     // If it was reset, nobody wants to know.
                     let _ = session.send(id, text.as_bytes(), out);
@@ -269,11 +284,11 @@ impl Remote {
                 for id in streams.iter().flatten() {
                     session.finish(*id, out);
                 }
-                session.go_away(GoAway::Ok, out);
+                session.go_away(GoAwayReason::Ok, out);
             }
-            Wire::WebSocket(channels) => {
+            RemoteCommandTransport::WebSocket(channels) => {
                 if !text.is_empty() {
-                    channels.send(Role::Error.channel(), text.as_bytes(), out);
+                    channels.send(StreamRole::Error.channel(), text.as_bytes(), out);
                 }
                 channels.close(websocket::NORMAL, out);
             }
@@ -281,20 +296,26 @@ impl Remote {
     }
 
     /// Says that the client broke the protocol.
-    pub fn abort(&mut self, why: Error, out: &mut Vec<u8>) {
+    pub fn abort(&mut self, why: RemoteCommandError, out: &mut Vec<u8>) {
         match (&mut self.wire, why) {
-            (Wire::Spdy { session, .. }, _) => session.go_away(GoAway::ProtocolError, out),
-            (Wire::WebSocket(channels), Error::WebSocket(e)) => channels.close(e.code(), out),
-            (Wire::WebSocket(channels), Error::Spdy(_)) => channels.close(websocket::NORMAL, out),
+            (RemoteCommandTransport::Spdy { session, .. }, _) => {
+                session.go_away(GoAwayReason::ProtocolError, out)
+            }
+            (RemoteCommandTransport::WebSocket(channels), RemoteCommandError::WebSocket(e)) => {
+                channels.close(e.code(), out)
+            }
+            (RemoteCommandTransport::WebSocket(channels), RemoteCommandError::Spdy(_)) => {
+                channels.close(websocket::NORMAL, out)
+            }
         }
     }
 
-    fn last_words(&self, outcome: &Outcome) -> String {
+    fn last_words(&self, outcome: &CommandOutcome) -> String {
         let status = match &self.wire {
-            Wire::Spdy { version, .. } => *version == Version::V4,
-            Wire::WebSocket(channels) => matches!(
+            RemoteCommandTransport::Spdy { version, .. } => *version == RemoteCommandVersion::V4,
+            RemoteCommandTransport::WebSocket(channels) => matches!(
                 channels.protocol(),
-                Protocol::V4 | Protocol::V4Base64 | Protocol::V5
+                ChannelProtocol::V4 | ChannelProtocol::V4Base64 | ChannelProtocol::V5
             ),
         };
         if status {
@@ -306,12 +327,12 @@ impl Remote {
 
     fn on_spdy(
         &mut self,
-        event: spdy::Event,
+        event: spdy::SpdyEvent,
         base: usize,
         input: &[u8],
         out: &mut Vec<u8>,
-    ) -> Option<Event> {
-        let Wire::Spdy {
+    ) -> Option<RemoteCommandEvent> {
+        let RemoteCommandTransport::Spdy {
             session,
             version,
             streams,
@@ -321,57 +342,70 @@ impl Remote {
         };
         let role = |id| {
             let at = streams.iter().position(|s| *s == Some(id))?;
-            Role::ALL.get(at).copied()
+            StreamRole::ALL.get(at).copied()
         };
         match event {
-            spdy::Event::Open { id, fin } => {
-                let sizes = *version >= Version::V3;
-                let role = session.headers().get("streamtype").and_then(Role::of);
+            spdy::SpdyEvent::Open { id, fin } => {
+                let sizes = *version >= RemoteCommandVersion::V3;
+                let role = session.headers().get("streamtype").and_then(StreamRole::of);
                 let role = role.filter(|r| r.is_wanted(self.wanted, sizes));
                 let Some(role) = role.filter(|r| streams[r.index()].is_none()) else {
-                    session.reset(id, Reset::ProtocolError, out);
+                    session.reset(id, ResetReason::ProtocolError, out);
                     return None;
                 };
                 streams[role.index()] = Some(id);
                 session.reply(id, out);
-                self.stdin_end |= fin && role == Role::Stdin;
-                self.ready = Role::ALL
+                self.stdin_end |= fin && role == StreamRole::Stdin;
+                self.ready = StreamRole::ALL
                     .iter()
                     .all(|r| streams[r.index()].is_some() || !r.is_wanted(self.wanted, sizes));
                 None
             }
-            spdy::Event::Data { id, span } => {
+            spdy::SpdyEvent::Data { id, span } => {
                 let span = span.after(base);
                 match role(id) {
-                    Some(Role::Stdin) => return Some(Event::Stdin(span)),
-                    Some(Role::Resize) => {
+                    Some(StreamRole::Stdin) => return Some(RemoteCommandEvent::Stdin(span)),
+                    Some(StreamRole::Resize) => {
                         session.passed_on(id, span.len, out);
-                        return self.sizes.feed(span.of(input)).map(Event::Resize);
+                        return self
+                            .sizes
+                            .feed(span.of(input))
+                            .map(RemoteCommandEvent::Resize);
                     }
-                    Some(Role::Stdout | Role::Stderr | Role::Error) | None => {}
+                    Some(StreamRole::Stdout | StreamRole::Stderr | StreamRole::Error) | None => {}
                 }
                 session.passed_on(id, span.len, out);
                 None
             }
-            spdy::Event::End { id } | spdy::Event::Reset { id } => {
-                self.stdin_end |= role(id) == Some(Role::Stdin);
+            spdy::SpdyEvent::End { id } | spdy::SpdyEvent::Reset { id } => {
+                self.stdin_end |= role(id) == Some(StreamRole::Stdin);
                 None
             }
-            spdy::Event::GoAway => Some(Event::Left),
+            spdy::SpdyEvent::GoAway => Some(RemoteCommandEvent::Left),
             // Only a client gets them.
-            spdy::Event::Reply { .. } => None,
+            spdy::SpdyEvent::Reply { .. } => None,
         }
     }
 
-    fn on_channel(&mut self, event: ChannelEvent, base: usize, input: &[u8]) -> Option<Event> {
-        const STDIN: u8 = Role::Stdin.channel();
-        const RESIZE: u8 = Role::Resize.channel();
+    fn on_channel(
+        &mut self,
+        event: ChannelEvent,
+        base: usize,
+        input: &[u8],
+    ) -> Option<RemoteCommandEvent> {
+        const STDIN: u8 = StreamRole::Stdin.channel();
+        const RESIZE: u8 = StreamRole::Resize.channel();
         match event {
             ChannelEvent::Data { channel, span } => {
                 let span = span.after(base);
                 match channel {
-                    STDIN if self.wanted.stdin && !self.stdin_ended => Some(Event::Stdin(span)),
-                    RESIZE => self.sizes.feed(span.of(input)).map(Event::Resize),
+                    STDIN if self.wanted.stdin && !self.stdin_ended => {
+                        Some(RemoteCommandEvent::Stdin(span))
+                    }
+                    RESIZE => self
+                        .sizes
+                        .feed(span.of(input))
+                        .map(RemoteCommandEvent::Resize),
                     _ => None,
                 }
             }
@@ -379,14 +413,14 @@ impl Remote {
                 self.stdin_end |= channel == STDIN && self.wanted.stdin;
                 None
             }
-            ChannelEvent::Left => Some(Event::Left),
+            ChannelEvent::Left => Some(RemoteCommandEvent::Left),
         }
     }
 }
 
-const _: () = assert!(size_of::<Remote>() <= 256, "one per session");
+const _: () = assert!(size_of::<RemoteCommandSession>() <= 256, "one per session");
 
-enum Happened {
-    Spdy(spdy::Event),
+enum TransportEvent {
+    Spdy(spdy::SpdyEvent),
     WebSocket(ChannelEvent),
 }

@@ -8,7 +8,7 @@ const MAX_BYTES: usize = 128;
 /// Size of a terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-pub struct Size {
+pub struct TerminalSize {
     /// Columns; at least 1.
     pub width: u16,
     /// Lines; at least 1.
@@ -17,14 +17,14 @@ pub struct Size {
 
 /// Reads sizes from pieces.
 #[derive(Debug)]
-pub(super) struct Sizes {
+pub(super) struct TerminalSizeReader {
     held: [u8; MAX_BYTES],
     len: usize,
     /// Set after a piece that is no size: as upstream, nothing further is read.
     broken: bool,
 }
 
-impl Sizes {
+impl TerminalSizeReader {
     pub(super) const fn new() -> Self {
         Self {
             held: [0; MAX_BYTES],
@@ -34,7 +34,7 @@ impl Sizes {
     }
 
     /// The newest size that ends in `piece`. One with a zero says nothing.
-    pub(super) fn feed(&mut self, piece: &[u8]) -> Option<Size> {
+    pub(super) fn feed(&mut self, piece: &[u8]) -> Option<TerminalSize> {
         let mut newest = None;
         for byte in piece {
             if self.broken {
@@ -49,7 +49,7 @@ impl Sizes {
             // No member is an object or a string with a brace.
             if *byte == b'}' {
                 let object = self.held.get(..self.len).unwrap_or_default();
-                match serde_json::from_slice::<Size>(object) {
+                match serde_json::from_slice::<TerminalSize>(object) {
                     Ok(size) if size.width > 0 && size.height > 0 => newest = Some(size),
                     Ok(_) => {}
                     Err(_) => self.broken = true,

@@ -2,23 +2,27 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::stream::recorded::{self, EXEC_SPDY, EXEC_WEBSOCKET, TERMINAL_SPDY};
-use crate::stream::spdy::Gone;
+use crate::stream::spdy::StreamClosedError;
 use crate::stream::testing::{SpdyClient, drive, masked, piece, spdy_frames, ws_frames};
 
-const ALL: Wanted = Wanted {
+const ALL: RequestedStreams = RequestedStreams {
     stdin: true,
     stdout: true,
     stderr: true,
     tty: false,
 };
-const TERMINAL: Wanted = Wanted {
+const TERMINAL: RequestedStreams = RequestedStreams {
     stderr: false,
     tty: true,
     ..ALL
 };
 
 /// Serves a client; returns what the command sees, and all that the client is sent before its end.
-fn serve(mut remote: Remote, bytes: &[u8], size: usize) -> (Remote, Vec<String>, Vec<u8>) {
+fn serve(
+    mut remote: RemoteCommandSession,
+    bytes: &[u8],
+    size: usize,
+) -> (RemoteCommandSession, Vec<String>, Vec<u8>) {
     let mut seen: Vec<String> = Vec::new();
     let shared = core::cell::RefCell::new(&mut remote);
     let (sent, error) = drive(
@@ -26,7 +30,7 @@ fn serve(mut remote: Remote, bytes: &[u8], size: usize) -> (Remote, Vec<String>,
         size,
         |input, out| shared.borrow_mut().receive(input, out),
         |event, taken, out| match event {
-            Event::Stdin(span) => {
+            RemoteCommandEvent::Stdin(span) => {
                 let text = String::from_utf8(piece(span, taken)).expect("text");
                 shared.borrow_mut().passed_on(span.len, out);
                 match seen.last_mut() {
@@ -34,8 +38,12 @@ fn serve(mut remote: Remote, bytes: &[u8], size: usize) -> (Remote, Vec<String>,
                     _ => seen.push(format!("stdin {text}")),
                 }
             }
-            Event::Resize(size) => seen.push(format!("{}x{}", size.width, size.height)),
-            Event::Ready | Event::StdinEnd | Event::Left => seen.push(format!("{event:?}")),
+            RemoteCommandEvent::Resize(size) => {
+                seen.push(format!("{}x{}", size.width, size.height))
+            }
+            RemoteCommandEvent::Ready | RemoteCommandEvent::StdinEnd | RemoteCommandEvent::Left => {
+                seen.push(format!("{event:?}"))
+            }
         },
     );
     if let Some(error) = error {
@@ -49,7 +57,7 @@ fn serve(mut remote: Remote, bytes: &[u8], size: usize) -> (Remote, Vec<String>,
 fn what_is_wanted() {
     let of = |query: &[(&str, &'static str)], tty| {
         let param = |name: &str| query.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
-        Wanted::of(param, tty)
+        RequestedStreams::of(param, tty)
     };
     let all = [("input", "1"), ("output", "1"), ("error", "1")];
     assert_eq!(of(&all, None), Ok(ALL));
@@ -71,12 +79,23 @@ fn what_is_wanted() {
 // STREAM-05 STREAM-10 STREAM-11
 #[test]
 fn protocols() {
-    let versions: Vec<_> = SPDY_PROTOCOLS.iter().map(|n| Version::of(n)).collect();
-    let all = [Version::V4, Version::V3, Version::V2, Version::V1];
+    let versions: Vec<_> = SPDY_PROTOCOLS
+        .iter()
+        .map(|n| RemoteCommandVersion::of(n))
+        .collect();
+    let all = [
+        RemoteCommandVersion::V4,
+        RemoteCommandVersion::V3,
+        RemoteCommandVersion::V2,
+        RemoteCommandVersion::V1,
+    ];
     assert_eq!(versions, all.map(Some));
-    assert_eq!(Version::of("v5.channel.k8s.io"), None);
+    assert_eq!(RemoteCommandVersion::of("v5.channel.k8s.io"), None);
     for name in WEBSOCKET_PROTOCOLS.iter().chain(&[""]) {
-        assert_eq!(websocket_protocol(name).map(Protocol::name), Some(*name));
+        assert_eq!(
+            websocket_protocol(name).map(ChannelProtocol::name),
+            Some(*name)
+        );
     }
 }
 
@@ -84,7 +103,7 @@ fn protocols() {
 #[test]
 fn real_kubectl() {
     for size in [1, 3, 10, usize::MAX] {
-        let remote = || Remote::spdy(Version::V4, ALL);
+        let remote = || RemoteCommandSession::spdy(RemoteCommandVersion::V4, ALL);
         let (_, seen, sent) = serve(remote(), &recorded::bytes(EXEC_SPDY), size);
         assert_eq!(seen, ["Ready", "stdin some input\n", "StdinEnd", "Left"]);
         assert_eq!(
@@ -92,11 +111,11 @@ fn real_kubectl() {
             ["reply 1", "reply 3", "reply 5", "reply 7"]
         );
 
-        let remote = Remote::spdy(Version::V4, TERMINAL);
+        let remote = RemoteCommandSession::spdy(RemoteCommandVersion::V4, TERMINAL);
         let (_, seen, _) = serve(remote, &recorded::bytes(TERMINAL_SPDY), size);
         assert_eq!(seen[..3], ["Ready", "100x30", "stdin q"]);
 
-        let remote = Remote::web_socket(Protocol::V5, ALL, &mut Vec::new());
+        let remote = RemoteCommandSession::web_socket(ChannelProtocol::V5, ALL, &mut Vec::new());
         let (_, seen, _) = serve(remote, &recorded::bytes(EXEC_WEBSOCKET), size);
         assert_eq!(seen, ["Ready", "stdin some input\n", "StdinEnd", "Left"]);
     }
@@ -106,8 +125,8 @@ fn real_kubectl() {
 // STREAM-06
 #[test]
 fn all_streams_make_it_ready() {
-    let (v3, v2) = (Version::V3, Version::V2);
-    let out = Wanted {
+    let (v3, v2) = (RemoteCommandVersion::V3, RemoteCommandVersion::V2);
+    let out = RequestedStreams {
         stdin: false,
         stderr: false,
         ..ALL
@@ -174,7 +193,11 @@ fn all_streams_make_it_ready() {
         for (n, kind) in (0_u32..).zip(kinds) {
             client.stream(2 * n + 1, kind);
         }
-        let (_, seen, sent) = serve(Remote::spdy(version, wanted), &client.bytes, 9);
+        let (_, seen, sent) = serve(
+            RemoteCommandSession::spdy(version, wanted),
+            &client.bytes,
+            9,
+        );
         assert_eq!(seen.concat() == "Ready", ready, "{name}");
         let resets: Vec<_> = refused.iter().map(|id| format!("reset {id} 1")).collect();
         let sent = spdy_frames(&sent);
@@ -185,12 +208,17 @@ fn all_streams_make_it_ready() {
     }
 }
 
-fn ready(version: Version, wanted: Wanted) -> Remote {
+fn ready(version: RemoteCommandVersion, wanted: RequestedStreams) -> RemoteCommandSession {
     let mut client = SpdyClient::default();
     for (id, kind) in [(1, "error"), (3, "stdin"), (5, "stdout"), (7, "stderr")] {
         client.stream(id, kind);
     }
-    serve(Remote::spdy(version, wanted), &client.bytes, usize::MAX).0
+    serve(
+        RemoteCommandSession::spdy(version, wanted),
+        &client.bytes,
+        usize::MAX,
+    )
+    .0
 }
 
 // STREAM-04 STREAM-07
@@ -199,26 +227,30 @@ fn ends_over_spdy() {
     let success = r#"{"metadata":{},"status":"Success"}"#;
     let failure = r#"{"details":{"causes":[{"message":"3","reason":"ExitCode"}]},"message":"command terminated with non-zero exit code: exit status 3","metadata":{},"reason":"NonZeroExitCode","status":"Failure"}"#;
     let no_command = r#"{"code":500,"message":"Internal error occurred: error executing command in container: no such file","metadata":{},"reason":"InternalError","status":"Failure"}"#;
-    let failed = || Outcome::Failed("no such file".into());
+    let failed = || CommandOutcome::Failed("no such file".into());
     for (version, outcome, words) in [
-        (Version::V4, Outcome::Exited(0), success),
-        (Version::V4, Outcome::Exited(3), failure),
-        (Version::V4, failed(), no_command),
-        (Version::V3, Outcome::Exited(0), ""),
+        (RemoteCommandVersion::V4, CommandOutcome::Exited(0), success),
+        (RemoteCommandVersion::V4, CommandOutcome::Exited(3), failure),
+        (RemoteCommandVersion::V4, failed(), no_command),
+        (RemoteCommandVersion::V3, CommandOutcome::Exited(0), ""),
         (
-            Version::V1,
-            Outcome::Exited(3),
+            RemoteCommandVersion::V1,
+            CommandOutcome::Exited(3),
             "command terminated with non-zero exit code: exit status 3",
         ),
         (
-            Version::V2,
+            RemoteCommandVersion::V2,
             failed(),
             "Internal error occurred: error executing command in container: no such file",
         ),
     ] {
         let (mut remote, mut out) = (ready(version, ALL), Vec::new());
-        remote.send(Output::Stdout, b"out", &mut out).expect("open");
-        remote.send(Output::Stderr, b"err", &mut out).expect("open");
+        remote
+            .send(OutputStream::Stdout, b"out", &mut out)
+            .expect("open");
+        remote
+            .send(OutputStream::Stderr, b"err", &mut out)
+            .expect("open");
         remote.end(&outcome, &mut out);
         // The reply's compression context is the one of before.
         let mut frames = spdy_frames(&out);
@@ -235,53 +267,59 @@ fn ends_over_spdy() {
 // STREAM-10
 #[test]
 fn web_socket() {
-    let failed = Outcome::Failed("no".into());
+    let failed = CommandOutcome::Failed("no".into());
     let text = failed.message();
     for (protocol, wanted, outcome, first, words) in [
         (
-            Protocol::V4,
+            ChannelProtocol::V4,
             ALL,
-            Outcome::Exited(0),
+            CommandOutcome::Exited(0),
             1,
-            Outcome::Exited(0).status(),
+            CommandOutcome::Exited(0).status(),
         ),
         (
-            Protocol::V5,
+            ChannelProtocol::V5,
             ALL,
-            Outcome::Exited(1),
+            CommandOutcome::Exited(1),
             1,
-            Outcome::Exited(1).status(),
+            CommandOutcome::Exited(1).status(),
         ),
         // The conformance test fails on anything here.
-        (Protocol::Channel, ALL, Outcome::Exited(0), 1, String::new()),
-        (Protocol::Unnamed, ALL, failed, 1, text),
         (
-            Protocol::V4,
-            Wanted {
+            ChannelProtocol::Channel,
+            ALL,
+            CommandOutcome::Exited(0),
+            1,
+            String::new(),
+        ),
+        (ChannelProtocol::Unnamed, ALL, failed, 1, text),
+        (
+            ChannelProtocol::V4,
+            RequestedStreams {
                 stdout: false,
                 ..ALL
             },
-            Outcome::Exited(0),
+            CommandOutcome::Exited(0),
             2,
-            Outcome::Exited(0).status(),
+            CommandOutcome::Exited(0).status(),
         ),
         (
-            Protocol::V4,
-            Wanted {
+            ChannelProtocol::V4,
+            RequestedStreams {
                 stdout: false,
                 stderr: false,
                 ..ALL
             },
-            Outcome::Exited(0),
+            CommandOutcome::Exited(0),
             3,
-            Outcome::Exited(0).status(),
+            CommandOutcome::Exited(0).status(),
         ),
     ] {
         let mut out = Vec::new();
-        let mut remote = Remote::web_socket(protocol, wanted, &mut out);
-        assert_eq!(remote.sendable(Output::Stdout), usize::MAX);
+        let mut remote = RemoteCommandSession::web_socket(protocol, wanted, &mut out);
+        assert_eq!(remote.sendable(OutputStream::Stdout), usize::MAX);
         remote
-            .send(Output::Stdout, b"x", &mut out)
+            .send(OutputStream::Stdout, b"x", &mut out)
             .expect("dropped at worst");
         remote.end(&outcome, &mut out);
         let mut frames = vec![(0x82, vec![first])];
@@ -299,7 +337,7 @@ fn web_socket() {
 // STREAM-10 STREAM-11
 #[test]
 fn channels_that_were_not_asked_for() {
-    let no_stdin = Wanted {
+    let no_stdin = RequestedStreams {
         stdin: false,
         ..ALL
     };
@@ -313,22 +351,26 @@ fn channels_that_were_not_asked_for() {
     ]
     .concat();
     let seen = |protocol, wanted| {
-        let remote = Remote::web_socket(protocol, wanted, &mut Vec::new());
+        let remote = RemoteCommandSession::web_socket(protocol, wanted, &mut Vec::new());
         serve(remote, &bytes, 5).1
     };
-    assert_eq!(seen(Protocol::V5, no_stdin), ["Ready", "80x24"]);
+    assert_eq!(seen(ChannelProtocol::V5, no_stdin), ["Ready", "80x24"]);
     let all = ["Ready", "stdin x", "StdinEnd", "80x24"];
-    assert_eq!(seen(Protocol::V5, ALL), all, "nothing comes behind a close");
     assert_eq!(
-        seen(Protocol::V4, ALL),
+        seen(ChannelProtocol::V5, ALL),
+        all,
+        "nothing comes behind a close"
+    );
+    assert_eq!(
+        seen(ChannelProtocol::V4, ALL),
         ["Ready", "stdin x", "80x24", "stdin y"]
     );
 }
 
 #[test]
 fn streams_that_go() {
-    let mut remote = ready(Version::V4, ALL);
-    assert_eq!(remote.sendable(Output::Stdout), usize::MAX);
+    let mut remote = ready(RemoteCommandVersion::V4, ALL);
+    assert_eq!(remote.sendable(OutputStream::Stdout), usize::MAX);
     let mut client = SpdyClient::default();
     client
         .reset(5)
@@ -343,17 +385,23 @@ fn streams_that_go() {
     };
     assert_eq!(seen, "Some(StdinEnd)");
     let mut out = Vec::new();
-    assert_eq!(remote.sendable(Output::Stdout), usize::MAX);
-    assert_eq!(remote.send(Output::Stdout, b"x", &mut out), Err(Gone));
-    assert_eq!(remote.send(Output::Stderr, b"x", &mut out), Ok(()));
-    remote.abort(Error::Spdy(crate::stream::spdy::Error::Window), &mut out);
+    assert_eq!(remote.sendable(OutputStream::Stdout), usize::MAX);
+    assert_eq!(
+        remote.send(OutputStream::Stdout, b"x", &mut out),
+        Err(StreamClosedError)
+    );
+    assert_eq!(remote.send(OutputStream::Stderr, b"x", &mut out), Ok(()));
+    remote.abort(
+        RemoteCommandError::Spdy(crate::stream::spdy::SpdyError::Window),
+        &mut out,
+    );
     assert_eq!(spdy_frames(&out), ["data 7 \"x\"", "go away 7 1"]);
 }
 
 // STREAM-08
 #[test]
 fn sizes() {
-    let size = |width, height| Some(Size { width, height });
+    let size = |width, height| Some(TerminalSize { width, height });
     for (name, text, newest) in [
         ("one", "{\"Width\":80,\"Height\":24}\n", size(80, 24)),
         (
@@ -381,13 +429,13 @@ fn sizes() {
         ),
     ] {
         for size in [1, 7, usize::MAX] {
-            let mut sizes = size::Sizes::new();
+            let mut sizes = size::TerminalSizeReader::new();
             let pieces = text.as_bytes().chunks(size).map(|piece| sizes.feed(piece));
             let found = pieces.collect::<Vec<_>>().into_iter().flatten().next_back();
             assert_eq!(found, newest, "{name}");
         }
     }
-    let mut sizes = size::Sizes::new();
+    let mut sizes = size::TerminalSizeReader::new();
     assert_eq!(sizes.feed(&[b' '; 1000]), None);
     assert_eq!(sizes.feed(b"{\"Width\":8,\"Height\":2}"), None, "too long");
 }

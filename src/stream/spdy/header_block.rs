@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use super::dictionary;
-use super::wire::Error;
+use super::wire::SpdyError;
 
 /// Headers of one stream.
 const MAX_HEADERS: u32 = 32;
@@ -14,11 +14,11 @@ const FLUSH: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 
 /// The headers that came with a stream.
 #[derive(Clone, Copy, Debug)]
-pub struct Headers<'a> {
+pub struct SpdyHeaders<'a> {
     block: &'a [u8],
 }
 
-impl<'a> Headers<'a> {
+impl<'a> SpdyHeaders<'a> {
     /// Takes a decompressed block.
     pub(super) const fn new(block: &'a [u8]) -> Self {
         Self { block }
@@ -41,27 +41,27 @@ impl<'a> Headers<'a> {
     }
 
     /// Checks the block's form: as many headers as it says and no more, names in lower case, none twice.
-    pub(super) fn check(&self) -> Result<(), Error> {
+    pub(super) fn check(&self) -> Result<(), SpdyError> {
         let mut rest = self.block;
-        let count = number(&mut rest).ok_or(Error::Headers("cut short"))?;
+        let count = number(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
         if count > MAX_HEADERS {
-            return Err(Error::Headers("too many"));
+            return Err(SpdyError::Headers("too many"));
         }
         for n in 0..count {
-            let name = text(&mut rest).ok_or(Error::Headers("cut short"))?;
-            text(&mut rest).ok_or(Error::Headers("cut short"))?;
+            let name = text(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
+            text(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
             if name.is_empty() || name.iter().any(u8::is_ascii_uppercase) {
-                return Err(Error::Headers("a name that is none"));
+                return Err(SpdyError::Headers("a name that is none"));
             }
             let before = usize::try_from(n).unwrap_or(usize::MAX);
             if self.iter().take(before).any(|(other, _)| other == name) {
-                return Err(Error::Headers("a name twice"));
+                return Err(SpdyError::Headers("a name twice"));
             }
         }
         if rest.is_empty() {
             Ok(())
         } else {
-            Err(Error::Headers("more than they say"))
+            Err(SpdyError::Headers("more than they say"))
         }
     }
 }
@@ -92,11 +92,11 @@ fn text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 
 /// Our compression context: stored blocks need no memory of earlier ones.
 #[derive(Debug, Default)]
-pub(crate) struct Compress {
+pub(crate) struct HeaderCompressor {
     begun: bool,
 }
 
-impl Compress {
+impl HeaderCompressor {
     /// A header block with `plain` (at most 64 KiB) in compressed form.
     pub(crate) fn block(&mut self, plain: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(plain.len() + 16);

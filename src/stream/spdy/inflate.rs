@@ -13,7 +13,7 @@ use miniz_oxide::inflate::core::inflate_flags::{
 use miniz_oxide::inflate::core::{DecompressorOxide, TINFL_LZ_DICT_SIZE, decompress};
 
 use super::dictionary;
-use super::wire::Error;
+use super::wire::SpdyError;
 
 /// Longest header block, decompressed.
 pub(super) const MAX_BLOCK_BYTES: usize = 4 * 1024;
@@ -29,7 +29,7 @@ const _: () = assert!(
 const ZLIB_HEAD_BYTES: usize = 6;
 
 /// The peer's compression context.
-pub(crate) struct Inflate {
+pub(crate) struct HeaderDecompressor {
     state: Box<DecompressorOxide>,
     window: Vec<u8>,
     /// Index in the window at which the next byte goes.
@@ -40,7 +40,7 @@ pub(crate) struct Inflate {
     head_len: usize,
 }
 
-impl Inflate {
+impl HeaderDecompressor {
     pub(crate) fn new() -> Self {
         let mut window: Vec<u8> = dictionary::bytes().collect();
         window.resize(FIRST_WINDOW_BYTES, 0);
@@ -55,7 +55,7 @@ impl Inflate {
     }
 
     /// Appends to `block` what `input` holds. All of `input` is used.
-    pub(crate) fn feed(&mut self, input: &[u8], block: &mut Vec<u8>) -> Result<(), Error> {
+    pub(crate) fn feed(&mut self, input: &[u8], block: &mut Vec<u8>) -> Result<(), SpdyError> {
         let mut input = self.zlib_head(input)?;
         if self.head_len < ZLIB_HEAD_BYTES {
             return Ok(());
@@ -73,7 +73,7 @@ impl Inflate {
                 decompress(&mut self.state, input, &mut self.window, self.at, flags);
             let made = self.window.get(self.at..self.at + made).unwrap_or_default();
             if block.len() + made.len() > MAX_BLOCK_BYTES {
-                return Err(Error::Headers("too long"));
+                return Err(SpdyError::Headers("too long"));
             }
             block.extend_from_slice(made);
             self.at += made.len();
@@ -82,13 +82,13 @@ impl Inflate {
             match status {
                 TINFLStatus::NeedsMoreInput if input.is_empty() => return Ok(()),
                 TINFLStatus::HasMoreOutput => {}
-                _ => return Err(Error::Headers("not compressed as they should be")),
+                _ => return Err(SpdyError::Headers("not compressed as they should be")),
             }
         }
     }
 
     /// Reads the head of the zlib stream, once; returns the bytes behind it.
-    fn zlib_head<'a>(&mut self, input: &'a [u8]) -> Result<&'a [u8], Error> {
+    fn zlib_head<'a>(&mut self, input: &'a [u8]) -> Result<&'a [u8], SpdyError> {
         let n = input.len().min(ZLIB_HEAD_BYTES - self.head_len);
         if n == 0 {
             return Ok(input);
@@ -102,7 +102,7 @@ impl Inflate {
             let checked = u16::from_be_bytes([method, flags]) % 31 == 0;
             let named = flags & 0x20 != 0 && u32::from_be_bytes([a, b, c, d]) == dictionary::ID;
             if !(deflate && checked && named) {
-                return Err(Error::Headers("not compressed with SPDY's dictionary"));
+                return Err(SpdyError::Headers("not compressed with SPDY's dictionary"));
             }
         }
         Ok(rest)
@@ -117,7 +117,7 @@ impl Inflate {
     }
 }
 
-impl core::fmt::Debug for Inflate {
+impl core::fmt::Debug for HeaderDecompressor {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Inflate")
             .field("window", &self.window.len())

@@ -24,13 +24,13 @@ mod session;
 mod tests;
 mod wire;
 
-pub use header_block::Headers;
-pub use session::{Event, Gone, MAX_STREAMS, Session};
+pub use header_block::SpdyHeaders;
+pub use session::{MAX_STREAMS, SpdyEvent, SpdySession, StreamClosedError};
 #[cfg(test)]
 pub(crate) use wire::head as wire_head;
-pub use wire::{Error, GoAway, Reset, StreamId};
+pub use wire::{GoAwayReason, ResetReason, SpdyError, SpdyStreamId};
 #[cfg(test)]
 pub(crate) use {
-    header_block::{Compress, plain},
-    inflate::Inflate,
+    header_block::{HeaderCompressor, plain},
+    inflate::HeaderDecompressor,
 };

@@ -2,13 +2,13 @@
 
 use alloc::vec::Vec;
 
-use super::header_block::{Compress, Headers, plain};
-use super::inflate::Inflate;
+use super::header_block::{HeaderCompressor, SpdyHeaders, plain};
+use super::inflate::HeaderDecompressor;
 use super::wire::{
-    Control, Error, FLAG_FIN, FLAG_UNIDIRECTIONAL, GoAway, HEAD_BYTES, Head, MASK_31,
-    MAX_FRAME_BYTES, Reset, StreamId, control_head, head,
+    ControlFrame, FLAG_FIN, FLAG_UNIDIRECTIONAL, GoAwayReason, HEAD_BYTES, MASK_31,
+    MAX_FRAME_BYTES, ResetReason, SpdyError, SpdyFrameHead, SpdyStreamId, control_head, head,
 };
-use crate::stream::{OUT_BYTES, Span, Step};
+use crate::stream::{MachineStep, OUT_BYTES, Span};
 
 /// Streams open at once; a further one is refused. Fifty forwarded connections need a hundred.
 pub const MAX_STREAMS: usize = 256;
@@ -21,54 +21,54 @@ const SETTINGS_INITIAL_WINDOW: u32 = 7;
 /// A setting: flags, id, value.
 const SETTING_BYTES: u32 = 8;
 /// Stands for the connection in WINDOW_UPDATE.
-const CONNECTION: StreamId = 0;
+const CONNECTION: SpdyStreamId = 0;
 /// Longest part that is collected before it is looked at: of SYN_STREAM.
 const FIXED_BYTES: usize = 10;
 
 /// An event from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A stream; [`Session::headers`] tells what for. To be answered with `reply` or `reset`.
+pub enum SpdyEvent {
+    /// A stream; [`SpdySession::headers`] tells what for. To be answered with `reply` or `reset`.
     Open {
         /// Id of the stream.
-        id: StreamId,
+        id: SpdyStreamId,
         /// The peer will send nothing on it.
         fin: bool,
     },
-    /// Payload, at least a byte; to be reported with [`Session::passed_on`].
+    /// Payload, at least a byte; to be reported with [`SpdySession::passed_on`].
     Data {
         /// Stream of the payload.
-        id: StreamId,
+        id: SpdyStreamId,
         /// Place of the payload.
         span: Span,
     },
     /// The peer sends no more on this stream.
     End {
         /// Id of the stream.
-        id: StreamId,
+        id: SpdyStreamId,
     },
     /// The peer wants no more of this stream; it is gone.
     Reset {
         /// Id of the stream.
-        id: StreamId,
+        id: SpdyStreamId,
     },
     /// The peer opens no more streams.
     GoAway,
     /// The peer accepts a stream that this side opened.
     Reply {
         /// Id of the stream.
-        id: StreamId,
+        id: SpdyStreamId,
     },
 }
 
 /// The stream is not open, or not for sending: the peer reset it, or it was finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("stream is closed")]
-pub struct Gone;
+pub struct StreamClosedError;
 
 #[derive(Debug)]
-pub(super) struct Stream {
-    id: StreamId,
+pub(super) struct SpdyStream {
+    id: SpdyStreamId,
     replied: bool,
     /// The peer has sent its FIN.
     ended: bool,
@@ -79,28 +79,28 @@ pub(super) struct Stream {
     /// Bytes that the peer's window still takes, if it has one.
     window: i64,
 }
-const _: () = assert!(size_of::<Stream>() <= 24, "one per open stream");
+const _: () = assert!(size_of::<SpdyStream>() <= 24, "one per open stream");
 
 /// Part of a frame that comes next.
 #[derive(Clone, Copy, Debug)]
-enum Reading {
+enum SpdyReadState {
     Head,
     /// The fixed part of a control frame.
     Fixed {
-        control: Control,
+        control: ControlFrame,
         flags: u8,
         length: u32,
     },
     /// The rest of a frame with headers.
     Block {
-        ends: Block,
+        ends: HeaderBlockOwner,
         left: u32,
     },
     Setting {
         left: u32,
     },
     Data {
-        id: StreamId,
+        id: SpdyStreamId,
         fin: bool,
         left: u32,
     },
@@ -113,34 +113,34 @@ enum Reading {
 
 /// Frame that a header block belongs to.
 #[derive(Clone, Copy, Debug)]
-enum Block {
-    Open { id: StreamId, flags: u8 },
-    Reply { id: StreamId, fin: bool },
-    More { id: StreamId, fin: bool },
+enum HeaderBlockOwner {
+    Open { id: SpdyStreamId, flags: u8 },
+    Reply { id: SpdyStreamId, fin: bool },
+    More { id: SpdyStreamId, fin: bool },
 }
 
 /// Side that opens the streams, with odd ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Opener {
+enum StreamOpener {
     Peer,
     Us,
 }
 
 /// A side of a connection. [`crate::stream`] tells how to drive it.
 #[derive(Debug)]
-pub struct Session {
-    opener: Opener,
-    reading: Reading,
+pub struct SpdySession {
+    opener: StreamOpener,
+    reading: SpdyReadState,
     small: [u8; FIXED_BYTES],
     small_len: usize,
-    inflate: Inflate,
-    compress: Compress,
+    inflate: HeaderDecompressor,
+    compress: HeaderCompressor,
     /// The newest header block.
     block: Vec<u8>,
     /// Open streams, in order of their ids.
-    pub(super) streams: Vec<Stream>,
+    pub(super) streams: Vec<SpdyStream>,
     /// Newest stream.
-    last: StreamId,
+    last: SpdyStreamId,
     going: bool,
     /// Bytes passed on since the connection's window was last opened.
     credit: u32,
@@ -150,33 +150,33 @@ pub struct Session {
     window: i64,
 }
 
-impl Default for Session {
+impl Default for SpdySession {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Session {
+impl SpdySession {
     /// The server's side of a connection on which nothing has been said yet.
     #[must_use]
     pub fn new() -> Self {
-        Self::side(Opener::Peer)
+        Self::side(StreamOpener::Peer)
     }
 
     /// The client's side.
     #[must_use]
     pub fn client() -> Self {
-        Self::side(Opener::Us)
+        Self::side(StreamOpener::Us)
     }
 
-    fn side(opener: Opener) -> Self {
+    fn side(opener: StreamOpener) -> Self {
         Self {
             opener,
-            reading: Reading::Head,
+            reading: SpdyReadState::Head,
             small: [0; FIXED_BYTES],
             small_len: 0,
-            inflate: Inflate::new(),
-            compress: Compress::default(),
+            inflate: HeaderDecompressor::new(),
+            compress: HeaderCompressor::default(),
             block: Vec::new(),
             streams: Vec::new(),
             last: 0,
@@ -190,45 +190,49 @@ impl Session {
 
     /// Takes bytes of `input`, up to the first event. Pings, refusals and the like go to `out`.
     ///
-    /// - Errors: the peer broke the protocol; [`Session::go_away`], then close. Nothing further is understood.
-    pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
+    /// - Errors: the peer broke the protocol; [`SpdySession::go_away`], then close. Nothing further is understood.
+    pub fn receive(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<MachineStep<SpdyEvent>, SpdyError> {
         let mut at = 0;
         while out.len() < OUT_BYTES {
             let before = (at, self.is_between());
             match self.advance(input, &mut at, out) {
-                Ok(Some(event)) => return Ok(Step::new(at, event)),
+                Ok(Some(event)) => return Ok(MachineStep::new(at, event)),
                 Ok(None) if at == before.0 && self.is_between() == before.1 => break,
                 Ok(None) => {}
                 Err(e) => {
-                    self.reading = Reading::Broken;
+                    self.reading = SpdyReadState::Broken;
                     return Err(e);
                 }
             }
         }
-        Ok(Step::took(at))
+        Ok(MachineStep::took(at))
     }
 
-    /// Headers that [`Event::Open`] came with, until `receive` is called again.
+    /// Headers that [`SpdyEvent::Open`] came with, until `receive` is called again.
     #[must_use]
-    pub fn headers(&self) -> Headers<'_> {
-        Headers::new(&self.block)
+    pub fn headers(&self) -> SpdyHeaders<'_> {
+        SpdyHeaders::new(&self.block)
     }
 
     /// Returns true if either side may still send on `id`.
     #[must_use]
-    pub fn has(&self, id: StreamId) -> bool {
+    pub fn has(&self, id: SpdyStreamId) -> bool {
         self.stream(id).is_some()
     }
 
     /// Returns true if payload can be sent on `id`.
     #[must_use]
-    pub fn is_open(&self, id: StreamId) -> bool {
+    pub fn is_open(&self, id: SpdyStreamId) -> bool {
         self.stream(id).is_some_and(|s| !s.finished)
     }
 
     /// Number of bytes that the peer takes on `id` now; `usize::MAX` from a peer without windows.
     #[must_use]
-    pub fn sendable(&self, id: StreamId) -> usize {
+    pub fn sendable(&self, id: SpdyStreamId) -> usize {
         let Some(stream) = self.stream(id).filter(|s| !s.finished) else {
             return 0;
         };
@@ -243,49 +247,58 @@ impl Session {
         bytes(streams, stream.window).min(bytes(connection, self.window))
     }
 
-    /// A client opens a stream; nothing can be sent on it before [`Event::Reply`].
+    /// A client opens a stream; nothing can be sent on it before [`SpdyEvent::Reply`].
     ///
     /// - Errors: this is a server's side, there are too many streams, or the peer wants no more of them.
-    pub fn open(&mut self, headers: &[(&str, &str)], out: &mut Vec<u8>) -> Result<StreamId, Gone> {
+    pub fn open(
+        &mut self,
+        headers: &[(&str, &str)],
+        out: &mut Vec<u8>,
+    ) -> Result<SpdyStreamId, StreamClosedError> {
         let id = if self.last == 0 { 1 } else { self.last + 2 };
-        if self.opener != Opener::Us || self.going || self.streams.len() >= MAX_STREAMS {
-            return Err(Gone);
+        if self.opener != StreamOpener::Us || self.going || self.streams.len() >= MAX_STREAMS {
+            return Err(StreamClosedError);
         }
         self.last = id;
         self.add(id, false, false);
         let block = self.compress.block(&plain(headers));
         let length = u32::try_from(FIXED_BYTES + block.len()).unwrap_or(MAX_FRAME_BYTES);
-        out.extend_from_slice(&control_head(Control::SynStream, length));
+        out.extend_from_slice(&control_head(ControlFrame::SynStream, length));
         out.extend_from_slice(&id.to_be_bytes());
         // The stream is associated with no other, and has no priority.
-        out.extend_from_slice(&[0; FIXED_BYTES - size_of::<StreamId>()]);
+        out.extend_from_slice(&[0; FIXED_BYTES - size_of::<SpdyStreamId>()]);
         out.extend_from_slice(&block);
         Ok(id)
     }
 
     /// Accepts a stream. Nothing can be sent on it before: spdystream drops earlier data.
-    pub fn reply(&mut self, id: StreamId, out: &mut Vec<u8>) {
+    pub fn reply(&mut self, id: SpdyStreamId, out: &mut Vec<u8>) {
         let Some(stream) = self.streams.iter_mut().find(|s| s.id == id) else {
             return;
         };
         if !core::mem::replace(&mut stream.replied, true) {
             let block = self.compress.block(&[0; 4]);
             let length = u32::try_from(4 + block.len()).unwrap_or(MAX_FRAME_BYTES);
-            out.extend_from_slice(&control_head(Control::SynReply, length));
+            out.extend_from_slice(&control_head(ControlFrame::SynReply, length));
             out.extend_from_slice(&id.to_be_bytes());
             out.extend_from_slice(&block);
         }
     }
 
-    /// Sends payload. The caller minds [`Session::sendable`].
+    /// Sends payload. The caller minds [`SpdySession::sendable`].
     ///
     /// - Errors: the stream is gone; its reader may be gone, too.
-    pub fn send(&mut self, id: StreamId, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Gone> {
+    pub fn send(
+        &mut self,
+        id: SpdyStreamId,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), StreamClosedError> {
         let longest = usize::try_from(MAX_FRAME_BYTES).unwrap_or(usize::MAX);
         for piece in payload.chunks(longest) {
             let length = u32::try_from(piece.len()).unwrap_or(MAX_FRAME_BYTES);
             let stream = self.stream_mut(id).filter(|s| s.replied && !s.finished);
-            let stream = stream.ok_or(Gone)?;
+            let stream = stream.ok_or(StreamClosedError)?;
             stream.window -= i64::from(length);
             self.window -= i64::from(length);
             out.extend_from_slice(&head(id, false, length));
@@ -295,7 +308,7 @@ impl Session {
     }
 
     /// Says that nothing more will be sent on `id`.
-    pub fn finish(&mut self, id: StreamId, out: &mut Vec<u8>) {
+    pub fn finish(&mut self, id: SpdyStreamId, out: &mut Vec<u8>) {
         if let Some(stream) = self.stream_mut(id).filter(|s| !s.finished) {
             stream.finished = true;
             out.extend_from_slice(&head(id, true, 0));
@@ -304,17 +317,17 @@ impl Session {
     }
 
     /// Ends a stream in both directions.
-    pub fn reset(&mut self, id: StreamId, why: Reset, out: &mut Vec<u8>) {
+    pub fn reset(&mut self, id: SpdyStreamId, why: ResetReason, out: &mut Vec<u8>) {
         if self.stream(id).is_some() {
             self.streams.retain(|s| s.id != id);
-            send_control(Control::Reset, [id, why.code()], out);
+            send_control(ControlFrame::Reset, [id, why.code()], out);
         }
     }
 
-    /// Payload of an [`Event::Data`] has left the caller's hands: opens windows.
-    pub fn passed_on(&mut self, id: StreamId, bytes: usize, out: &mut Vec<u8>) {
+    /// Payload of an [`SpdyEvent::Data`] has left the caller's hands: opens windows.
+    pub fn passed_on(&mut self, id: SpdyStreamId, bytes: usize, out: &mut Vec<u8>) {
         // A server closes as soon as it has sent all. Bytes that reach it later destroy the data on the way from it.
-        if self.opener == Opener::Us {
+        if self.opener == StreamOpener::Us {
             return;
         }
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -325,9 +338,9 @@ impl Session {
     }
 
     /// Says goodbye. spdystream reads nothing behind this frame: it comes last.
-    pub fn go_away(&mut self, why: GoAway, out: &mut Vec<u8>) {
+    pub fn go_away(&mut self, why: GoAwayReason, out: &mut Vec<u8>) {
         if !core::mem::replace(&mut self.going, true) {
-            send_control(Control::GoAway, [self.last, why.code()], out);
+            send_control(ControlFrame::GoAway, [self.last, why.code()], out);
         }
     }
 
@@ -337,23 +350,25 @@ impl Session {
         input: &[u8],
         at: &mut usize,
         out: &mut Vec<u8>,
-    ) -> Result<Option<Event>, Error> {
+    ) -> Result<Option<SpdyEvent>, SpdyError> {
         match self.reading {
-            Reading::Head => {
+            SpdyReadState::Head => {
                 if let Some(bytes) = self.collect::<HEAD_BYTES>(input, at) {
-                    self.reading = match Head::read(bytes)? {
-                        Head::Unknown { length } => Reading::Skip { left: length },
-                        Head::Data { id, .. } if id > self.last => return Err(Error::Stream(id)),
-                        Head::Data { id, fin, length } => Reading::Data {
+                    self.reading = match SpdyFrameHead::read(bytes)? {
+                        SpdyFrameHead::Unknown { length } => SpdyReadState::Skip { left: length },
+                        SpdyFrameHead::Data { id, .. } if id > self.last => {
+                            return Err(SpdyError::Stream(id));
+                        }
+                        SpdyFrameHead::Data { id, fin, length } => SpdyReadState::Data {
                             id,
                             fin,
                             left: length,
                         },
-                        Head::Control {
+                        SpdyFrameHead::Control {
                             control,
                             flags,
                             length,
-                        } => Reading::Fixed {
+                        } => SpdyReadState::Fixed {
                             control,
                             flags,
                             length,
@@ -361,57 +376,57 @@ impl Session {
                     };
                 }
             }
-            Reading::Fixed {
+            SpdyReadState::Fixed {
                 control,
                 flags,
                 length,
             } => return self.fixed(control, flags, length, input, at, out),
-            Reading::Block { ends, left } => {
+            SpdyReadState::Block { ends, left } => {
                 let now = take(input, at, left);
                 self.inflate.feed(now, &mut self.block)?;
                 let left = left - bytes(now);
-                self.reading = Reading::Block { ends, left };
+                self.reading = SpdyReadState::Block { ends, left };
                 if left == 0 {
-                    self.reading = Reading::Head;
+                    self.reading = SpdyReadState::Head;
                     return self.block_ends(ends, out);
                 }
             }
-            Reading::Setting { left: 0 } | Reading::Skip { left: 0 } => {
-                self.reading = Reading::Head;
+            SpdyReadState::Setting { left: 0 } | SpdyReadState::Skip { left: 0 } => {
+                self.reading = SpdyReadState::Head;
             }
-            Reading::Setting { left } => {
+            SpdyReadState::Setting { left } => {
                 if let Some([_, a, b, c, value @ ..]) = self.collect::<8>(input, at) {
-                    self.reading = Reading::Setting {
+                    self.reading = SpdyReadState::Setting {
                         left: left - SETTING_BYTES,
                     };
                     self.setting(u32::from_be_bytes([0, a, b, c]), u32::from_be_bytes(value))?;
                 }
             }
-            Reading::Data { id, fin, left: 0 } => {
-                self.reading = Reading::Head;
+            SpdyReadState::Data { id, fin, left: 0 } => {
+                self.reading = SpdyReadState::Head;
                 return Ok(if fin { self.ended(id) } else { None });
             }
-            Reading::Data { id, fin, left } => {
+            SpdyReadState::Data { id, fin, left } => {
                 let start = *at;
                 let len = take(input, at, left).len();
                 let left = left - u32::try_from(len).unwrap_or(left);
-                self.reading = Reading::Data { id, fin, left };
+                self.reading = SpdyReadState::Data { id, fin, left };
                 if len > 0 {
                     return Ok(self.data(id, Span { at: start, len }, out));
                 }
             }
-            Reading::Skip { left } => {
+            SpdyReadState::Skip { left } => {
                 let left = left - bytes(take(input, at, left));
-                self.reading = Reading::Skip { left };
+                self.reading = SpdyReadState::Skip { left };
             }
-            Reading::Broken => *at = input.len(),
+            SpdyReadState::Broken => *at = input.len(),
         }
         Ok(None)
     }
 
     /// Returns true if a frame's head comes next: steps that take no byte change this.
     const fn is_between(&self) -> bool {
-        matches!(self.reading, Reading::Head)
+        matches!(self.reading, SpdyReadState::Head)
     }
 
     /// Collects `N` bytes, over several calls if need be.
@@ -431,13 +446,13 @@ impl Session {
 
     fn fixed(
         &mut self,
-        control: Control,
+        control: ControlFrame,
         flags: u8,
         length: u32,
         input: &[u8],
         at: &mut usize,
         out: &mut Vec<u8>,
-    ) -> Result<Option<Event>, Error> {
+    ) -> Result<Option<SpdyEvent>, SpdyError> {
         let (fixed, _) = control.fixed();
         let number = |a, b, c, d| u32::from_be_bytes([a, b, c, d]);
         let parts = match fixed {
@@ -455,71 +470,83 @@ impl Session {
             return Ok(None);
         };
         let (id, left) = (first & MASK_31, length - fixed);
-        self.reading = Reading::Head;
+        self.reading = SpdyReadState::Head;
         match control {
-            Control::SynStream => {
+            ControlFrame::SynStream => {
                 self.block.clear();
-                let ends = Block::Open { id, flags };
-                self.reading = Reading::Block { ends, left };
+                let ends = HeaderBlockOwner::Open { id, flags };
+                self.reading = SpdyReadState::Block { ends, left };
             }
-            Control::SynReply | Control::Headers => {
+            ControlFrame::SynReply | ControlFrame::Headers => {
                 self.block.clear();
                 let fin = flags & FLAG_FIN != 0;
                 let ends = match (control, self.opener) {
-                    (Control::SynReply, Opener::Us) => Block::Reply { id, fin },
-                    _ => Block::More { id, fin },
+                    (ControlFrame::SynReply, StreamOpener::Us) => {
+                        HeaderBlockOwner::Reply { id, fin }
+                    }
+                    _ => HeaderBlockOwner::More { id, fin },
                 };
-                self.reading = Reading::Block { ends, left };
+                self.reading = SpdyReadState::Block { ends, left };
             }
-            Control::Settings => {
+            ControlFrame::Settings => {
                 if first.checked_mul(SETTING_BYTES) != Some(left) {
-                    return Err(Error::Length { kind: 4, length });
+                    return Err(SpdyError::Length { kind: 4, length });
                 }
-                self.reading = Reading::Setting { left };
+                self.reading = SpdyReadState::Setting { left };
             }
-            Control::Reset => {
+            ControlFrame::Reset => {
                 let open = self.stream(id).is_some();
                 self.streams.retain(|s| s.id != id);
-                return Ok(open.then_some(Event::Reset { id }));
+                return Ok(open.then_some(SpdyEvent::Reset { id }));
             }
             // The others would answer pings of ours; there are none.
-            Control::Ping if (first % 2 == 1) == (self.opener == Opener::Peer) => {
-                out.extend_from_slice(&control_head(Control::Ping, 4));
+            ControlFrame::Ping if (first % 2 == 1) == (self.opener == StreamOpener::Peer) => {
+                out.extend_from_slice(&control_head(ControlFrame::Ping, 4));
                 out.extend_from_slice(&first.to_be_bytes());
             }
-            Control::Ping => {}
-            Control::GoAway => {
-                self.going |= self.opener == Opener::Us;
-                return Ok(Some(Event::GoAway));
+            ControlFrame::Ping => {}
+            ControlFrame::GoAway => {
+                self.going |= self.opener == StreamOpener::Us;
+                return Ok(Some(SpdyEvent::GoAway));
             }
-            Control::WindowUpdate => self.opened(id, second & MASK_31),
+            ControlFrame::WindowUpdate => self.opened(id, second & MASK_31),
         }
         Ok(None)
     }
 
-    fn block_ends(&mut self, ends: Block, out: &mut Vec<u8>) -> Result<Option<Event>, Error> {
+    fn block_ends(
+        &mut self,
+        ends: HeaderBlockOwner,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<SpdyEvent>, SpdyError> {
         self.headers().check()?;
         let (id, flags) = match ends {
-            Block::Open { id, flags } => (id, flags),
-            Block::Reply { id, fin } => return Ok(self.replied(id, fin)),
-            Block::More { id, fin } => return Ok(if fin { self.ended(id) } else { None }),
+            HeaderBlockOwner::Open { id, flags } => (id, flags),
+            HeaderBlockOwner::Reply { id, fin } => return Ok(self.replied(id, fin)),
+            HeaderBlockOwner::More { id, fin } => {
+                return Ok(if fin { self.ended(id) } else { None });
+            }
         };
-        if self.opener == Opener::Us || id.is_multiple_of(2) || id <= self.last {
-            return Err(Error::Stream(id));
+        if self.opener == StreamOpener::Us || id.is_multiple_of(2) || id <= self.last {
+            return Err(SpdyError::Stream(id));
         }
         self.last = id;
         if self.going || self.streams.len() >= MAX_STREAMS {
-            send_control(Control::Reset, [id, Reset::RefusedStream.code()], out);
+            send_control(
+                ControlFrame::Reset,
+                [id, ResetReason::RefusedStream.code()],
+                out,
+            );
             return Ok(None);
         }
         let fin = flags & FLAG_FIN != 0;
         self.add(id, fin, flags & FLAG_UNIDIRECTIONAL != 0);
-        Ok(Some(Event::Open { id, fin }))
+        Ok(Some(SpdyEvent::Open { id, fin }))
     }
 
-    fn add(&mut self, id: StreamId, ended: bool, finished: bool) {
+    fn add(&mut self, id: SpdyStreamId, ended: bool, finished: bool) {
         debug_assert!(self.streams.len() < MAX_STREAMS);
-        self.streams.push(Stream {
+        self.streams.push(SpdyStream {
             id,
             replied: false,
             ended,
@@ -530,37 +557,37 @@ impl Session {
     }
 
     /// The peer accepts a stream of ours. One that it ends with that has nothing for us, and is of no use.
-    fn replied(&mut self, id: StreamId, fin: bool) -> Option<Event> {
+    fn replied(&mut self, id: SpdyStreamId, fin: bool) -> Option<SpdyEvent> {
         if fin {
             return self.ended(id);
         }
         let stream = self.stream_mut(id).filter(|s| !s.replied)?;
         stream.replied = true;
-        Some(Event::Reply { id })
+        Some(SpdyEvent::Reply { id })
     }
 
     /// Returns the event of payload; `None` if it is not wanted any more.
-    fn data(&mut self, id: StreamId, span: Span, out: &mut Vec<u8>) -> Option<Event> {
+    fn data(&mut self, id: SpdyStreamId, span: Span, out: &mut Vec<u8>) -> Option<SpdyEvent> {
         if self.stream(id).is_some_and(|s| !s.ended) {
-            return Some(Event::Data { id, span });
+            return Some(SpdyEvent::Data { id, span });
         }
         self.passed_on(id, span.len, out);
         None
     }
 
     /// The peer's FIN.
-    fn ended(&mut self, id: StreamId) -> Option<Event> {
+    fn ended(&mut self, id: SpdyStreamId) -> Option<SpdyEvent> {
         let stream = self.stream_mut(id).filter(|s| !s.ended)?;
         stream.ended = true;
         self.forget_if_over(id);
-        Some(Event::End { id })
+        Some(SpdyEvent::End { id })
     }
 
-    fn setting(&mut self, id: u32, value: u32) -> Result<(), Error> {
+    fn setting(&mut self, id: u32, value: u32) -> Result<(), SpdyError> {
         if id == SETTINGS_INITIAL_WINDOW {
             let value = i64::from(value);
             if value > i64::from(MASK_31) {
-                return Err(Error::Window);
+                return Err(SpdyError::Window);
             }
             self.keeps_windows.0 = true;
             for stream in &mut self.streams {
@@ -572,7 +599,7 @@ impl Session {
     }
 
     /// The peer's WINDOW_UPDATE.
-    fn opened(&mut self, id: StreamId, by: u32) {
+    fn opened(&mut self, id: SpdyStreamId, by: u32) {
         let most = i64::from(MASK_31);
         if id == CONNECTION {
             self.keeps_windows.1 = true;
@@ -585,17 +612,17 @@ impl Session {
         }
     }
 
-    fn stream(&self, id: StreamId) -> Option<&Stream> {
+    fn stream(&self, id: SpdyStreamId) -> Option<&SpdyStream> {
         let at = self.streams.binary_search_by_key(&id, |s| s.id).ok()?;
         self.streams.get(at)
     }
 
-    fn stream_mut(&mut self, id: StreamId) -> Option<&mut Stream> {
+    fn stream_mut(&mut self, id: SpdyStreamId) -> Option<&mut SpdyStream> {
         let at = self.streams.binary_search_by_key(&id, |s| s.id).ok()?;
         self.streams.get_mut(at)
     }
 
-    fn forget_if_over(&mut self, id: StreamId) {
+    fn forget_if_over(&mut self, id: SpdyStreamId) {
         self.streams
             .retain(|s| s.id != id || !(s.ended && s.finished));
     }
@@ -614,17 +641,17 @@ fn bytes(taken: &[u8]) -> u32 {
 }
 
 /// A control frame of two numbers.
-fn send_control(control: Control, [a, b]: [u32; 2], out: &mut Vec<u8>) {
+fn send_control(control: ControlFrame, [a, b]: [u32; 2], out: &mut Vec<u8>) {
     out.extend_from_slice(&control_head(control, 8));
     out.extend_from_slice(&a.to_be_bytes());
     out.extend_from_slice(&b.to_be_bytes());
 }
 
 /// Adds to the bytes that were passed on, and tells the peer when they are worth a frame.
-fn open_window(id: StreamId, credit: &mut u32, bytes: u32, out: &mut Vec<u8>) {
+fn open_window(id: SpdyStreamId, credit: &mut u32, bytes: u32, out: &mut Vec<u8>) {
     *credit = credit.saturating_add(bytes);
     if *credit >= CREDIT_BYTES {
         let opened = core::mem::take(credit).min(MASK_31);
-        send_control(Control::WindowUpdate, [id, opened], out);
+        send_control(ControlFrame::WindowUpdate, [id, opened], out);
     }
 }

@@ -11,9 +11,9 @@ use crate::stream::testing::{SpdyClient, drive, piece, spdy_frames};
 use crate::stream::{MAX_OUT_BYTES, OUT_BYTES, PAYLOAD_BYTES, Span};
 
 /// Serves a client, accepting every stream; returns what the server sees, and what it sends.
-fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<Error>) {
-    let session = core::cell::RefCell::new(Session::new());
-    let mut seen: Vec<(Option<StreamId>, String)> = Vec::new();
+fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<SpdyError>) {
+    let session = core::cell::RefCell::new(SpdySession::new());
+    let mut seen: Vec<(Option<SpdyStreamId>, String)> = Vec::new();
     let (sent, error) = drive(
         bytes,
         size,
@@ -21,7 +21,7 @@ fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<Error>)
         |event, taken, out| {
             let mut session = session.borrow_mut();
             match event {
-                Event::Open { id, fin } => {
+                SpdyEvent::Open { id, fin } => {
                     let kind = session.headers().get("streamtype").map(String::from);
                     session.reply(id, out);
                     seen.push((
@@ -29,7 +29,7 @@ fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<Error>)
                         format!("open {id} {} {fin}", kind.unwrap_or_default()),
                     ));
                 }
-                Event::Data { id, span } => {
+                SpdyEvent::Data { id, span } => {
                     let text = String::from_utf8(piece(span, taken)).expect("text");
                     session.passed_on(id, span.len, out);
                     match seen.last_mut() {
@@ -37,10 +37,10 @@ fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<Error>)
                         _ => seen.push((Some(id), format!("data {id} {text}"))),
                     }
                 }
-                Event::End { id } => seen.push((None, format!("end {id}"))),
-                Event::Reset { id } => seen.push((None, format!("reset {id}"))),
-                Event::GoAway => seen.push((None, "go away".into())),
-                Event::Reply { id } => panic!("{id} is not ours"),
+                SpdyEvent::End { id } => seen.push((None, format!("end {id}"))),
+                SpdyEvent::Reset { id } => seen.push((None, format!("reset {id}"))),
+                SpdyEvent::GoAway => seen.push((None, "go away".into())),
+                SpdyEvent::Reply { id } => panic!("{id} is not ours"),
             }
         },
     );
@@ -48,7 +48,7 @@ fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<Error>)
     (seen, spdy_frames(&sent), error)
 }
 
-fn served(client: &SpdyClient) -> (Vec<String>, Vec<String>, Option<Error>) {
+fn served(client: &SpdyClient) -> (Vec<String>, Vec<String>, Option<SpdyError>) {
     serve(&client.bytes, usize::MAX)
 }
 
@@ -74,10 +74,10 @@ fn real_kubectl() {
         assert_eq!(sent, ["reply 1", "reply 3", "reply 5", "reply 7"]);
         assert_eq!(error, None);
     }
-    let mut session = Session::new();
+    let mut session = SpdySession::new();
     let bytes = recorded::bytes(FORWARD_SPDY);
     let step = session.receive(&bytes, &mut Vec::new()).expect("frames");
-    assert_eq!(step.event, Some(Event::Open { id: 1, fin: false }));
+    assert_eq!(step.event, Some(SpdyEvent::Open { id: 1, fin: false }));
     let headers = session.headers();
     for (name, value) in [
         ("streamtype", Some("error")),
@@ -127,36 +127,36 @@ fn frames() {
 #[test]
 fn nonsense_is_refused() {
     type Say = fn(&mut SpdyClient);
-    let block = |text: &'static str| Error::Headers(text);
-    let cases: [(&str, Say, Error); 16] = [
+    let block = |text: &'static str| SpdyError::Headers(text);
+    let cases: [(&str, Say, SpdyError); 16] = [
         (
             "SPDY/2",
             |c| c.bytes.extend([0x80, 2, 0, 6, 0, 0, 0, 4]),
-            Error::Version(2),
+            SpdyError::Version(2),
         ),
         (
             "TLS",
             |c| c.bytes.extend([0x16, 3, 1, 2, 0, 1, 0, 1]),
-            Error::Stream(0x1603_0102),
+            SpdyError::Stream(0x1603_0102),
         ),
         (
             "a long ping",
             |c| {
                 c.numbers(6, &[1, 1]);
             },
-            Error::Length { kind: 6, length: 8 },
+            SpdyError::Length { kind: 6, length: 8 },
         ),
         (
             "a short reset",
             |c| {
                 c.numbers(3, &[1]);
             },
-            Error::Length { kind: 3, length: 4 },
+            SpdyError::Length { kind: 3, length: 4 },
         ),
         (
             "headers of 9 KiB",
             |c| c.bytes.extend([0x80, 3, 0, 1, 0, 0, 0x24, 0]),
-            Error::Length {
+            SpdyError::Length {
                 kind: 1,
                 length: 0x2400,
             },
@@ -166,49 +166,49 @@ fn nonsense_is_refused() {
             |c| {
                 c.stream(0, "");
             },
-            Error::Stream(0),
+            SpdyError::Stream(0),
         ),
         (
             "a server's stream",
             |c| {
                 c.stream(2, "");
             },
-            Error::Stream(2),
+            SpdyError::Stream(2),
         ),
         (
             "a stream twice",
             |c| {
                 c.stream(3, "").stream(3, "");
             },
-            Error::Stream(3),
+            SpdyError::Stream(3),
         ),
         (
             "a stream before",
             |c| {
                 c.stream(3, "").stream(1, "");
             },
-            Error::Stream(1),
+            SpdyError::Stream(1),
         ),
         (
             "data for none",
             |c| {
                 c.data(1, false, b"x");
             },
-            Error::Stream(1),
+            SpdyError::Stream(1),
         ),
         (
             "data for 0",
             |c| {
                 c.data(0, false, b"");
             },
-            Error::Stream(0),
+            SpdyError::Stream(0),
         ),
         (
             "two settings, not three",
             |c| {
                 c.numbers(4, &[3, 7, 1, 7, 1]);
             },
-            Error::Length {
+            SpdyError::Length {
                 kind: 4,
                 length: 20,
             },
@@ -218,7 +218,7 @@ fn nonsense_is_refused() {
             |c| {
                 c.numbers(4, &[1, 7, 1 << 31]);
             },
-            Error::Window,
+            SpdyError::Window,
         ),
         (
             "no zlib",
@@ -255,17 +255,17 @@ fn nonsense_is_refused() {
             assert_eq!(serve(&client.bytes, size).2, Some(expected), "{name}");
         }
     }
-    let mut session = Session::new();
+    let mut session = SpdySession::new();
     let mut out = Vec::new();
     assert!(session.receive(&[0; 8], &mut out).is_err());
     let rest = session.receive(b"whatever comes", &mut out);
     assert_eq!(
         rest,
-        Ok(crate::stream::Step::took(14)),
+        Ok(crate::stream::MachineStep::took(14)),
         "nothing is understood"
     );
-    session.go_away(GoAway::ProtocolError, &mut out);
-    session.go_away(GoAway::Ok, &mut out);
+    session.go_away(GoAwayReason::ProtocolError, &mut out);
+    session.go_away(GoAwayReason::Ok, &mut out);
     assert_eq!(spdy_frames(&out), ["go away 0 1"]);
 }
 
@@ -279,30 +279,34 @@ fn header_blocks() {
         (
             "cut",
             [number(1), text("a")].concat(),
-            Err(Error::Headers("cut short")),
+            Err(SpdyError::Headers("cut short")),
         ),
-        ("too many", number(33), Err(Error::Headers("too many"))),
+        ("too many", number(33), Err(SpdyError::Headers("too many"))),
         (
             "a huge name",
             [number(1), number(u32::MAX)].concat(),
-            Err(Error::Headers("cut short")),
+            Err(SpdyError::Headers("cut short")),
         ),
         (
             "twice",
             [number(2), text("a"), text("1"), text("a"), text("2")].concat(),
-            Err(Error::Headers("a name twice")),
+            Err(SpdyError::Headers("a name twice")),
         ),
         (
             "more",
             [number(0), text("a")].concat(),
-            Err(Error::Headers("more than they say")),
+            Err(SpdyError::Headers("more than they say")),
         ),
     ] {
-        assert_eq!(Headers::new(&block).check(), expected, "{name}");
+        assert_eq!(SpdyHeaders::new(&block).check(), expected, "{name}");
     }
     let lists = [number(1), text("a"), text("1\x002")].concat();
-    assert_eq!(Headers::new(&lists).get("a"), Some("1"), "the first value");
-    assert_eq!(Headers::new(&[]).get("a"), None);
+    assert_eq!(
+        SpdyHeaders::new(&lists).get("a"),
+        Some("1"),
+        "the first value"
+    );
+    assert_eq!(SpdyHeaders::new(&[]).get("a"), None);
 }
 
 /// A peer's compressor, cut at frames as Go's and zlib's are.
@@ -328,7 +332,7 @@ impl Deflate {
 /// Far more than a window, with matches everywhere, in pieces of every size.
 #[test]
 fn one_compression_context_for_ever() {
-    let (mut peer, mut ours) = (Deflate::new(), Inflate::new());
+    let (mut peer, mut ours) = (Deflate::new(), HeaderDecompressor::new());
     let mut packed = vec![0x78, 0xf9, 0xe3, 0xc6, 0xa7, 0xc2];
     let mut seed = 1_u32;
     let mut random = move || {
@@ -364,10 +368,10 @@ fn a_bomb_does_not_go_off() {
     packed.extend(Deflate::new().block(&vec![0; 1 << 20]));
     assert!(packed.len() < 4 * 1024, "fits into a frame");
     let mut block = Vec::new();
-    let error = Inflate::new()
+    let error = HeaderDecompressor::new()
         .feed(&packed, &mut block)
         .expect_err("a bomb");
-    assert_eq!(error, Error::Headers("too long"));
+    assert_eq!(error, SpdyError::Headers("too long"));
     assert!(block.len() <= MAX_BLOCK_BYTES);
 }
 
@@ -385,12 +389,12 @@ fn streams_have_a_limit() {
     assert_eq!(sent[MAX_STREAMS..], refused);
 }
 
-fn open(ids: &[StreamId]) -> (Session, Vec<u8>) {
+fn open(ids: &[SpdyStreamId]) -> (SpdySession, Vec<u8>) {
     let mut client = SpdyClient::default();
     for id in ids {
         client.stream(*id, "x");
     }
-    let (mut session, mut out) = (Session::new(), Vec::new());
+    let (mut session, mut out) = (SpdySession::new(), Vec::new());
     let mut at = 0;
     while at < client.bytes.len() {
         let step = session
@@ -411,11 +415,11 @@ fn sending() {
     assert_eq!(session.send(1, b"abc", &mut out), Ok(()));
     session.finish(1, &mut out);
     session.finish(1, &mut out);
-    assert_eq!(session.send(1, b"late", &mut out), Err(Gone));
+    assert_eq!(session.send(1, b"late", &mut out), Err(StreamClosedError));
     assert!(session.has(1) && !session.is_open(1));
-    session.reset(3, Reset::Cancel, &mut out);
-    session.reset(3, Reset::Cancel, &mut out);
-    assert_eq!(session.send(3, b"late", &mut out), Err(Gone));
+    session.reset(3, ResetReason::Cancel, &mut out);
+    session.reset(3, ResetReason::Cancel, &mut out);
+    assert_eq!(session.send(3, b"late", &mut out), Err(StreamClosedError));
     assert_eq!((session.has(3), session.streams.len()), (false, 1));
     assert_eq!(
         spdy_frames(&out),
@@ -428,11 +432,11 @@ fn sending() {
 
     let mut client = SpdyClient::default();
     client.stream(1, "x");
-    let mut session = Session::new();
+    let mut session = SpdySession::new();
     session.receive(&client.bytes, &mut out).expect("frames");
     assert_eq!(
         session.send(1, b"x", &mut out),
-        Err(Gone),
+        Err(StreamClosedError),
         "not before the reply"
     );
 }
@@ -446,7 +450,7 @@ fn windows_of_the_peer() {
     assert_eq!(session.sendable(1), usize::MAX, "no window");
     assert_eq!(session.sendable(7), 0, "no stream");
 
-    let say = |session: &mut Session, kind, numbers: &[u32]| {
+    let say = |session: &mut SpdySession, kind, numbers: &[u32]| {
         let mut client = SpdyClient::default();
         client.numbers(kind, numbers);
         session
@@ -485,7 +489,7 @@ fn our_windows_open_when_payload_has_left() {
     };
     for id in [1, 3] {
         let step = session.receive(&client(id), &mut out).expect("frames");
-        assert!(matches!(step.event, Some(Event::Data { .. })));
+        assert!(matches!(step.event, Some(SpdyEvent::Data { .. })));
     }
     assert!(out.is_empty(), "nothing has left yet");
     session.passed_on(1, 20_000, &mut out);
@@ -496,7 +500,7 @@ fn our_windows_open_when_payload_has_left() {
     assert_eq!(spdy_frames(&out), ["window 1 40000"]);
     out.clear();
     // What comes for a stream that is no more counts as passed on.
-    session.reset(3, Reset::Cancel, &mut out);
+    session.reset(3, ResetReason::Cancel, &mut out);
     out.clear();
     let bytes = client(3);
     let mut taken = 0;
@@ -515,7 +519,7 @@ fn a_peer_that_does_not_read_is_not_read() {
     for _ in 0..10_000 {
         client.numbers(6, &[1]);
     }
-    let (mut session, mut out) = (Session::new(), Vec::new());
+    let (mut session, mut out) = (SpdySession::new(), Vec::new());
     let step = session.receive(&client.bytes, &mut out).expect("frames");
     assert!(out.len() >= OUT_BYTES && out.len() < OUT_BYTES + 100);
     assert_eq!(step.taken, out.len());
@@ -537,7 +541,7 @@ fn the_end_of_all_streams_fits() {
     for id in ids {
         session.finish(id, &mut out);
     }
-    session.go_away(GoAway::Ok, &mut out);
+    session.go_away(GoAwayReason::Ok, &mut out);
     assert!(out.len() <= MAX_OUT_BYTES, "{}", out.len());
 }
 
@@ -545,7 +549,7 @@ fn the_end_of_all_streams_fits() {
 /// WINDOW_UPDATE, for the server does not heed it.
 #[test]
 fn a_client_opens_no_windows() {
-    let (mut client, mut out) = (Session::client(), Vec::new());
+    let (mut client, mut out) = (SpdySession::client(), Vec::new());
     let id = client.open(&[], &mut out).expect("a stream");
     out.clear();
     client.passed_on(id, 1_000_000, &mut out);
@@ -555,7 +559,7 @@ fn a_client_opens_no_windows() {
 /// A client and a server understand each other; the server says what it hears.
 #[test]
 fn our_client_and_our_server() {
-    let (mut client, mut server) = (Session::client(), Session::new());
+    let (mut client, mut server) = (SpdySession::client(), SpdySession::new());
     let (mut there, mut back) = (Vec::new(), Vec::new());
     let first = client
         .open(&[("streamtype", "error")], &mut there)
@@ -565,9 +569,9 @@ fn our_client_and_our_server() {
         .expect("a stream");
     assert_eq!((first, second), (1, 3));
     let early = client.send(first, b"early", &mut there);
-    assert_eq!(early, Err(Gone), "it is not accepted yet");
+    assert_eq!(early, Err(StreamClosedError), "it is not accepted yet");
     let mut heard = Vec::new();
-    let mut take = |bytes: &mut Vec<u8>, session: &mut Session, out: &mut Vec<u8>| {
+    let mut take = |bytes: &mut Vec<u8>, session: &mut SpdySession, out: &mut Vec<u8>| {
         let mut events = Vec::new();
         loop {
             let step = session.receive(bytes, out).expect("valid");
@@ -575,7 +579,7 @@ fn our_client_and_our_server() {
             if step.is_idle() {
                 return events;
             }
-            if let Some(Event::Open { id, .. }) = step.event {
+            if let Some(SpdyEvent::Open { id, .. }) = step.event {
                 heard.push((id, session.headers().get("streamtype").map(String::from)));
                 session.reply(id, out);
             }
@@ -586,7 +590,10 @@ fn our_client_and_our_server() {
     // A server's pings are even, and answered.
     back.extend([0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]);
     let events = take(&mut back, &mut client, &mut there);
-    assert_eq!(events, [Event::Reply { id: 1 }, Event::Reply { id: 3 }]);
+    assert_eq!(
+        events,
+        [SpdyEvent::Reply { id: 1 }, SpdyEvent::Reply { id: 3 }]
+    );
     assert_eq!(there, [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]);
     there.clear();
     client.send(second, b"hi", &mut there).expect("open");
@@ -594,16 +601,19 @@ fn our_client_and_our_server() {
     let span = Span { at: 8, len: 2 };
     let events = take(&mut there, &mut server, &mut back);
     assert_eq!(events.len(), 2, "{events:?}");
-    assert!(matches!(events[0], Event::Data { id: 3, span: got } if got.len == span.len));
-    assert_eq!(events[1], Event::End { id: 3 });
-    server.go_away(GoAway::Ok, &mut back);
-    assert_eq!(take(&mut back, &mut client, &mut there), [Event::GoAway]);
+    assert!(matches!(events[0], SpdyEvent::Data { id: 3, span: got } if got.len == span.len));
+    assert_eq!(events[1], SpdyEvent::End { id: 3 });
+    server.go_away(GoAwayReason::Ok, &mut back);
+    assert_eq!(
+        take(&mut back, &mut client, &mut there),
+        [SpdyEvent::GoAway]
+    );
     assert!(client.open(&[], &mut there).is_err(), "it wants no more");
     assert!(server.open(&[], &mut there).is_err(), "servers open none");
     let open = |id: u32| SpdyClient::default().open(id, false, &[]).bytes.clone();
     assert_eq!(
-        Session::client().receive(&open(2), &mut there),
-        Err(Error::Stream(2)),
+        SpdySession::client().receive(&open(2), &mut there),
+        Err(SpdyError::Stream(2)),
         "clients are opened none"
     );
     assert_eq!(heard, [(1, Some("error".into())), (3, Some("data".into()))]);

@@ -5,7 +5,7 @@
 //! ```
 
 /// Names a stream; the client's are odd.
-pub type StreamId = u32;
+pub type SpdyStreamId = u32;
 
 /// Bytes of a frame's head.
 pub(super) const HEAD_BYTES: usize = 8;
@@ -23,7 +23,7 @@ pub(super) const FLAG_UNIDIRECTIONAL: u8 = 2;
 
 /// Control frames that mean something to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Control {
+pub(super) enum ControlFrame {
     SynStream,
     SynReply,
     Reset,
@@ -34,7 +34,7 @@ pub(super) enum Control {
     WindowUpdate,
 }
 
-impl Control {
+impl ControlFrame {
     const fn of(kind: u16) -> Option<Self> {
         Some(match kind {
             1 => Self::SynStream,
@@ -76,45 +76,45 @@ impl Control {
 
 /// A frame's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Head {
+pub(super) enum SpdyFrameHead {
     Control {
-        control: Control,
+        control: ControlFrame,
         flags: u8,
         length: u32,
     },
     /// A control frame to be skipped.
     Unknown { length: u32 },
     Data {
-        id: StreamId,
+        id: SpdyStreamId,
         fin: bool,
         length: u32,
     },
 }
 
-impl Head {
-    pub(super) fn read(bytes: [u8; HEAD_BYTES]) -> Result<Self, Error> {
+impl SpdyFrameHead {
+    pub(super) fn read(bytes: [u8; HEAD_BYTES]) -> Result<Self, SpdyError> {
         let [a, b, c, d, flags, x, y, z] = bytes;
         let length = u32::from_be_bytes([0, x, y, z]);
         let first = u32::from_be_bytes([a, b, c, d]);
         if a & 0x80 == 0 {
             let (id, fin) = (first, flags & FLAG_FIN != 0);
             return if id == 0 {
-                Err(Error::Stream(id))
+                Err(SpdyError::Stream(id))
             } else {
                 Ok(Self::Data { id, fin, length })
             };
         }
         let version = u16::from_be_bytes([a & 0x7f, b]);
         if version != VERSION {
-            return Err(Error::Version(version));
+            return Err(SpdyError::Version(version));
         }
         let kind = u16::from_be_bytes([c, d]);
-        let Some(control) = Control::of(kind) else {
+        let Some(control) = ControlFrame::of(kind) else {
             return Ok(Self::Unknown { length });
         };
         let (fixed, more) = control.fixed();
         if length < fixed || length > MAX_CONTROL_BYTES || (length > fixed && !more) {
-            return Err(Error::Length { kind, length });
+            return Err(SpdyError::Length { kind, length });
         }
         Ok(Self::Control {
             control,
@@ -125,14 +125,14 @@ impl Head {
 }
 
 /// Head of a data frame. `length` is at most 24 bits.
-pub(crate) const fn head(id: StreamId, fin: bool, length: u32) -> [u8; HEAD_BYTES] {
+pub(crate) const fn head(id: SpdyStreamId, fin: bool, length: u32) -> [u8; HEAD_BYTES] {
     let [a, b, c, d] = (id & MASK_31).to_be_bytes();
     let [_, x, y, z] = length.to_be_bytes();
     [a, b, c, d, if fin { FLAG_FIN } else { 0 }, x, y, z]
 }
 
 /// Head of a control frame.
-pub(super) const fn control_head(control: Control, length: u32) -> [u8; HEAD_BYTES] {
+pub(super) const fn control_head(control: ControlFrame, length: u32) -> [u8; HEAD_BYTES] {
     let [a, b] = (0x8000 | VERSION).to_be_bytes();
     let [c, d] = control.kind().to_be_bytes();
     let [_, x, y, z] = length.to_be_bytes();
@@ -142,7 +142,7 @@ pub(super) const fn control_head(control: Control, length: u32) -> [u8; HEAD_BYT
 /// Reason why a stream is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Reset {
+pub enum ResetReason {
     /// The peer broke the protocol.
     ProtocolError = 1,
     /// The stream was not started; may be tried again.
@@ -151,7 +151,7 @@ pub enum Reset {
     Cancel = 5,
 }
 
-impl Reset {
+impl ResetReason {
     pub(super) const fn code(self) -> u32 {
         self as u32
     }
@@ -160,14 +160,14 @@ impl Reset {
 /// Reason why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum GoAway {
+pub enum GoAwayReason {
     /// The work is done.
     Ok = 0,
     /// The peer broke the protocol.
     ProtocolError = 1,
 }
 
-impl GoAway {
+impl GoAwayReason {
     pub(super) const fn code(self) -> u32 {
         self as u32
     }
@@ -175,7 +175,7 @@ impl GoAway {
 
 /// Breach of the protocol by a peer; the connection cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum SpdyError {
     /// The peer speaks another version of SPDY.
     #[error("SPDY version {0} is not served")]
     Version(u16),
@@ -189,7 +189,7 @@ pub enum Error {
     },
     /// An id that cannot be opened or does not exist.
     #[error("SPDY stream {0} cannot be")]
-    Stream(StreamId),
+    Stream(SpdyStreamId),
     /// A header block.
     #[error("SPDY headers are {0}")]
     Headers(&'static str),

@@ -2,12 +2,12 @@
 
 use alloc::vec::Vec;
 
-use crate::stream::spdy::{Compress, Inflate, plain, wire_head};
+use crate::stream::spdy::{HeaderCompressor, HeaderDecompressor, plain, wire_head};
 
 /// Frames as a SPDY client sends them.
 #[derive(Default)]
 pub(crate) struct SpdyClient {
-    compress: Compress,
+    compress: HeaderCompressor,
     /// Bytes that were sent.
     pub(crate) bytes: Vec<u8>,
 }
@@ -76,7 +76,7 @@ impl SpdyClient {
 /// Reads frames as a SPDY client does; returns a line for each: `reply 1`, `data 1 "x" fin`, `reset 1 5`, `ping 1`,
 /// `go away 1 0`, `window 1 2`.
 pub(crate) fn spdy_frames(mut bytes: &[u8]) -> Vec<String> {
-    let mut inflate = Inflate::new();
+    let mut inflate = HeaderDecompressor::new();
     let mut frames = Vec::new();
     while let Some((head, rest)) = bytes.split_first_chunk::<8>() {
         let [a, b, c, d, flags, x, y, z] = *head;

@@ -7,8 +7,8 @@ use alloc::vec::Vec;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::frame::{self, Error, Kind, WebSocket};
-use crate::stream::{Span, Step};
+use super::frame::{self, MessageKind, WebSocket, WebSocketError};
+use crate::stream::{MachineStep, Span};
 
 /// Channel for closing in `v5.channel.k8s.io`: the byte behind it names the channel that its sender has closed.
 const CLOSE_SIGNAL: u8 = 255;
@@ -17,8 +17,8 @@ const GROUP: (usize, usize) = (4, 3);
 
 /// A protocol, as negotiated by `Sec-WebSocket-Protocol`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
-    /// The client named none: as [`Protocol::Channel`].
+pub enum ChannelProtocol {
+    /// The client named none: as [`ChannelProtocol::Channel`].
     Unnamed,
     /// Binary messages; an error is plain text.
     Channel,
@@ -28,11 +28,11 @@ pub enum Protocol {
     V4,
     /// Text messages in base64; the end is told as a Status.
     V4Base64,
-    /// As [`Protocol::V4`], and a channel can be closed.
+    /// As [`ChannelProtocol::V4`], and a channel can be closed.
     V5,
 }
 
-impl Protocol {
+impl ChannelProtocol {
     /// Name of the protocol on the wire.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -53,7 +53,7 @@ impl Protocol {
 
 /// An event from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ChannelEvent {
     /// Payload, at least a byte, for a channel that may or may not exist.
     Data {
         /// Number of the channel.
@@ -72,7 +72,7 @@ pub enum Event {
 
 /// Place of the next byte in a message.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum ChannelReadState {
     /// The number of the channel comes next.
     Start,
     Body(u8),
@@ -86,22 +86,22 @@ enum Place {
 #[derive(Debug)]
 pub struct Channels {
     socket: WebSocket,
-    protocol: Protocol,
-    place: Place,
+    protocol: ChannelProtocol,
+    place: ChannelReadState,
     /// Bytes at the front of the input that are unmasked already: less than a group of base64.
     ready: usize,
     /// Error behind the payload that was handed out last.
-    wrong: Option<Error>,
+    wrong: Option<WebSocketError>,
 }
 
 impl Channels {
     /// A connection behind its handshake.
     #[must_use]
-    pub const fn new(protocol: Protocol) -> Self {
+    pub const fn new(protocol: ChannelProtocol) -> Self {
         Self {
             socket: WebSocket::new(),
             protocol,
-            place: Place::Start,
+            place: ChannelReadState::Start,
             ready: 0,
             wrong: None,
         }
@@ -109,14 +109,18 @@ impl Channels {
 
     /// Protocol of the connection.
     #[must_use]
-    pub const fn protocol(&self) -> Protocol {
+    pub const fn protocol(&self) -> ChannelProtocol {
         self.protocol
     }
 
     /// Takes bytes of `input`, up to the first event, and decodes them.
     ///
     /// - Errors: [`Channels::close`] with the error's code.
-    pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
+    pub fn receive(
+        &mut self,
+        input: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<MachineStep<ChannelEvent>, WebSocketError> {
         if let Some(error) = self.wrong {
             return Err(error);
         }
@@ -127,11 +131,11 @@ impl Channels {
             let step = self.socket.receive(behind, out)?;
             match step.event {
                 // Only payload follows a group that was cut, so no head is in between.
-                None => return Ok(Step::took(at + step.taken)),
-                Some(frame::Event::Close { .. }) => {
-                    return Ok(Step::new(at + step.taken, Event::Left));
+                None => return Ok(MachineStep::took(at + step.taken)),
+                Some(frame::WebSocketEvent::Close { .. }) => {
+                    return Ok(MachineStep::new(at + step.taken, ChannelEvent::Left));
                 }
-                Some(frame::Event::Data {
+                Some(frame::WebSocketEvent::Data {
                     frame_ends,
                     last,
                     span,
@@ -143,10 +147,10 @@ impl Channels {
                     at = taken;
                     self.ready = end - taken;
                     if let Some(event) = event {
-                        return Ok(Step::new(at, event));
+                        return Ok(MachineStep::new(at, event));
                     }
                     if self.ready > 0 {
-                        return Ok(Step::took(at));
+                        return Ok(MachineStep::took(at));
                     }
                 }
             }
@@ -156,10 +160,11 @@ impl Channels {
     /// Sends `payload` on `channel`, in one message.
     pub fn send(&mut self, channel: u8, payload: &[u8], out: &mut Vec<u8>) {
         if !self.protocol.is_base64() {
-            self.socket.send(Kind::Binary, &[&[channel], payload], out);
+            self.socket
+                .send(MessageKind::Binary, &[&[channel], payload], out);
         } else if !self.socket.is_closed() {
             let encoded = payload.len().div_ceil(GROUP.1) * GROUP.0;
-            frame::head(Kind::Text, 1 + encoded, out);
+            frame::head(MessageKind::Text, 1 + encoded, out);
             out.push(b'0'.wrapping_add(channel));
             let at = out.len();
             out.resize(at + encoded, 0);
@@ -181,35 +186,37 @@ impl Channels {
         piece: core::ops::Range<usize>,
         frame_ends: bool,
         last: bool,
-    ) -> Result<(usize, Option<Event>), Error> {
+    ) -> Result<(usize, Option<ChannelEvent>), WebSocketError> {
         let (mut at, end) = (piece.start, piece.end);
         let mut event = None;
         while at < end && event.is_none() {
             let byte = input.get(at).copied().unwrap_or_default();
             match self.place {
-                Place::Start => {
+                ChannelReadState::Start => {
                     at += 1;
                     self.place = if self.protocol.is_base64() {
-                        Place::Body(byte.wrapping_sub(b'0'))
-                    } else if self.protocol == Protocol::V5 && byte == CLOSE_SIGNAL {
-                        Place::Signal
+                        ChannelReadState::Body(byte.wrapping_sub(b'0'))
+                    } else if self.protocol == ChannelProtocol::V5 && byte == CLOSE_SIGNAL {
+                        ChannelReadState::Signal
                     } else {
-                        Place::Body(byte)
+                        ChannelReadState::Body(byte)
                     };
                 }
-                Place::Signal => {
+                ChannelReadState::Signal => {
                     at += 1;
-                    self.place = Place::Signalled(byte);
+                    self.place = ChannelReadState::Signalled(byte);
                 }
-                Place::Signalled(_) => return Err(Error::Message("a long close signal")),
-                Place::Body(channel) => {
+                ChannelReadState::Signalled(_) => {
+                    return Err(WebSocketError::Message("a long close signal"));
+                }
+                ChannelReadState::Body(channel) => {
                     let bytes = input.get_mut(at..end).unwrap_or_default();
                     let (mut taken, mut len) = (bytes.len(), bytes.len());
                     if self.protocol.is_base64() {
                         (taken, len) = decode(bytes);
                         let rest = bytes.len() - taken;
                         if rest >= GROUP.0 || (rest > 0 && frame_ends) {
-                            let error = Error::Message("not base64");
+                            let error = WebSocketError::Message("not base64");
                             if len == 0 {
                                 return Err(error);
                             }
@@ -217,7 +224,7 @@ impl Channels {
                         }
                     }
                     let span = Span { at, len };
-                    event = (len > 0).then_some(Event::Data { channel, span });
+                    event = (len > 0).then_some(ChannelEvent::Data { channel, span });
                     if taken == 0 {
                         break;
                     }
@@ -226,10 +233,12 @@ impl Channels {
             }
         }
         if last {
-            match core::mem::replace(&mut self.place, Place::Start) {
-                Place::Signal => return Err(Error::Message("a short close signal")),
-                Place::Signalled(channel) => event = Some(Event::End { channel }),
-                Place::Start | Place::Body(_) => {}
+            match core::mem::replace(&mut self.place, ChannelReadState::Start) {
+                ChannelReadState::Signal => {
+                    return Err(WebSocketError::Message("a short close signal"));
+                }
+                ChannelReadState::Signalled(channel) => event = Some(ChannelEvent::End { channel }),
+                ChannelReadState::Start | ChannelReadState::Body(_) => {}
             }
         }
         Ok((at, event))

@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 
-use crate::stream::{OUT_BYTES, Span, Step};
+use crate::stream::{MachineStep, OUT_BYTES, Span};
 
 /// Longest frame: the limit of upstream's server. A frame is never held, so this only tells sense from nonsense.
 const MAX_FRAME_BYTES: u64 = 32 << 20;
@@ -24,7 +24,7 @@ const PONG: u8 = 10;
 
 /// Declared kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MessageKind {
     /// Text.
     Text,
     /// Binary.
@@ -33,11 +33,11 @@ pub enum Kind {
 
 /// An event from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum WebSocketEvent {
     /// A piece of a message; perhaps empty.
     Data {
         /// Kind of the whole message.
-        kind: Kind,
+        kind: MessageKind,
         /// Set for the first piece of a message.
         first: bool,
         /// Set if the frame ends with this piece.
@@ -56,7 +56,7 @@ pub enum Event {
 
 /// Breach of the protocol by a peer; the connection cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum WebSocketError {
     /// Breach of RFC 6455.
     #[error("WebSocket: {0}")]
     Protocol(&'static str),
@@ -68,7 +68,7 @@ pub enum Error {
     TooLong(u64),
 }
 
-impl Error {
+impl WebSocketError {
     /// The code to close with.
     #[must_use]
     pub const fn code(self) -> u16 {
@@ -81,9 +81,9 @@ impl Error {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Key([u8; 4]);
+struct MaskingKey([u8; 4]);
 
-impl Key {
+impl MaskingKey {
     /// Unmasks `bytes`, and is turned to go on behind them.
     fn apply(&mut self, bytes: &mut [u8]) {
         let mut words = bytes.chunks_exact_mut(8);
@@ -103,18 +103,18 @@ impl Key {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Reading {
+enum WebSocketReadState {
     Head,
     Data {
         fin: bool,
         left: u64,
-        key: Key,
+        key: MaskingKey,
     },
     /// Collected whole: it must be answered.
     Control {
         opcode: u8,
         length: usize,
-        key: Key,
+        key: MaskingKey,
     },
     /// The peer closed or broke off.
     Over,
@@ -123,11 +123,11 @@ enum Reading {
 /// A connection. [`crate::stream`] tells how to drive it.
 #[derive(Debug)]
 pub struct WebSocket {
-    reading: Reading,
+    reading: WebSocketReadState,
     small: [u8; MAX_CONTROL_BYTES],
     small_len: usize,
     /// The message that frames continue, and whether nothing of it was handed out.
-    message: Option<(Kind, bool)>,
+    message: Option<(MessageKind, bool)>,
     closed: bool,
 }
 
@@ -142,7 +142,7 @@ impl WebSocket {
     #[must_use]
     pub const fn new() -> Self {
         Self {
-            reading: Reading::Head,
+            reading: WebSocketReadState::Head,
             small: [0; MAX_CONTROL_BYTES],
             small_len: 0,
             message: None,
@@ -153,18 +153,22 @@ impl WebSocket {
     /// Takes bytes of `input`, up to the first event, and unmasks them. Pings are answered.
     ///
     /// - Errors: [`WebSocket::close`] with the error's code. Nothing further is understood.
-    pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
+    pub fn receive(
+        &mut self,
+        input: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<MachineStep<WebSocketEvent>, WebSocketError> {
         let mut at = 0;
         while out.len() < OUT_BYTES {
             match self.reading {
-                Reading::Head => {
+                WebSocketReadState::Head => {
                     if !self.head(input, &mut at).inspect_err(|_| self.over())? {
                         break;
                     }
                 }
-                Reading::Data { fin, left, mut key } => {
+                WebSocketReadState::Data { fin, left, mut key } => {
                     let Some((kind, first)) = self.message else {
-                        return Ok(Step::took(at));
+                        return Ok(MachineStep::took(at));
                     };
                     let rest = input.get_mut(at..).unwrap_or_default();
                     let len = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -176,20 +180,20 @@ impl WebSocket {
                     let (frame_ends, last) = (left == 0, left == 0 && fin);
                     self.message = (!last).then_some((kind, false));
                     self.reading = if frame_ends {
-                        Reading::Head
+                        WebSocketReadState::Head
                     } else {
-                        Reading::Data { fin, left, key }
+                        WebSocketReadState::Data { fin, left, key }
                     };
-                    let event = Event::Data {
+                    let event = WebSocketEvent::Data {
                         kind,
                         first,
                         frame_ends,
                         last,
                         span: Span { at, len },
                     };
-                    return Ok(Step::new(at + len, event));
+                    return Ok(MachineStep::new(at + len, event));
                 }
-                Reading::Control {
+                WebSocketReadState::Control {
                     opcode,
                     length,
                     mut key,
@@ -201,19 +205,19 @@ impl WebSocket {
                     let payload = payload.get_mut(..length).unwrap_or_default();
                     key.apply(payload);
                     self.small_len = 0;
-                    self.reading = Reading::Head;
+                    self.reading = WebSocketReadState::Head;
                     if let Some(event) = self.control(opcode, payload, out)? {
-                        return Ok(Step::new(at, event));
+                        return Ok(MachineStep::new(at, event));
                     }
                 }
-                Reading::Over => return Ok(Step::took(input.len())),
+                WebSocketReadState::Over => return Ok(MachineStep::took(input.len())),
             }
         }
-        Ok(Step::took(at))
+        Ok(MachineStep::took(at))
     }
 
     /// Sends a message whose payload is `parts` in a row. Dropped if the connection is closed.
-    pub fn send(&mut self, kind: Kind, parts: &[&[u8]], out: &mut Vec<u8>) {
+    pub fn send(&mut self, kind: MessageKind, parts: &[&[u8]], out: &mut Vec<u8>) {
         if !self.closed {
             let length = parts.iter().map(|p| p.len()).sum();
             head(kind, length, out);
@@ -238,7 +242,7 @@ impl WebSocket {
     }
 
     const fn over(&mut self) {
-        self.reading = Reading::Over;
+        self.reading = WebSocketReadState::Over;
     }
 
     /// Collects bytes until there are `most`.
@@ -255,16 +259,18 @@ impl WebSocket {
     }
 
     /// Reads a frame's head; `false` if it has not all come.
-    fn head(&mut self, input: &[u8], at: &mut usize) -> Result<bool, Error> {
+    fn head(&mut self, input: &[u8], at: &mut usize) -> Result<bool, WebSocketError> {
         if !self.collect(2, input, at) {
             return Ok(false);
         }
         let [first, second, ..] = self.small;
         if first & 0x70 != 0 {
-            return Err(Error::Protocol("an extension that was not agreed on"));
+            return Err(WebSocketError::Protocol(
+                "an extension that was not agreed on",
+            ));
         }
         if second & 0x80 == 0 {
-            return Err(Error::Protocol("a client's frame without mask"));
+            return Err(WebSocketError::Protocol("a client's frame without mask"));
         }
         let longer = match second & 0x7f {
             126 => 2,
@@ -285,38 +291,52 @@ impl WebSocket {
             number(field)
         };
         if (longer == 2 && length < 126) || (longer == 8 && length <= 0xffff) {
-            return Err(Error::Protocol("a length not in its shortest form"));
+            return Err(WebSocketError::Protocol(
+                "a length not in its shortest form",
+            ));
         }
         let key = self.small.get(2 + longer..bytes).unwrap_or_default();
-        let key = Key(key.try_into().unwrap_or_default());
+        let key = MaskingKey(key.try_into().unwrap_or_default());
         self.reading = self.opened(first & 0x0f, first & 0x80 != 0, length, key)?;
         Ok(true)
     }
 
-    fn opened(&mut self, opcode: u8, fin: bool, length: u64, key: Key) -> Result<Reading, Error> {
+    fn opened(
+        &mut self,
+        opcode: u8,
+        fin: bool,
+        length: u64,
+        key: MaskingKey,
+    ) -> Result<WebSocketReadState, WebSocketError> {
         if length > MAX_FRAME_BYTES {
-            return Err(Error::TooLong(length));
+            return Err(WebSocketError::TooLong(length));
         }
         match (opcode, self.message) {
             (CONTINUATION, Some(_)) => {}
-            (TEXT, None) => self.message = Some((Kind::Text, true)),
-            (BINARY, None) => self.message = Some((Kind::Binary, true)),
-            (CONTINUATION, None) => return Err(Error::Protocol("a continuation of nothing")),
-            (TEXT | BINARY, Some(_)) => return Err(Error::Protocol("a message within a message")),
+            (TEXT, None) => self.message = Some((MessageKind::Text, true)),
+            (BINARY, None) => self.message = Some((MessageKind::Binary, true)),
+            (CONTINUATION, None) => {
+                return Err(WebSocketError::Protocol("a continuation of nothing"));
+            }
+            (TEXT | BINARY, Some(_)) => {
+                return Err(WebSocketError::Protocol("a message within a message"));
+            }
             (CLOSE | PING | PONG, _) => {
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
                 if !fin || length > MAX_CONTROL_BYTES {
-                    return Err(Error::Protocol("a control frame that is long or in pieces"));
+                    return Err(WebSocketError::Protocol(
+                        "a control frame that is long or in pieces",
+                    ));
                 }
-                return Ok(Reading::Control {
+                return Ok(WebSocketReadState::Control {
                     opcode,
                     length,
                     key,
                 });
             }
-            _ => return Err(Error::Protocol("an unknown kind of frame")),
+            _ => return Err(WebSocketError::Protocol("an unknown kind of frame")),
         }
-        Ok(Reading::Data {
+        Ok(WebSocketReadState::Data {
             fin,
             left: length,
             key,
@@ -328,7 +348,7 @@ impl WebSocket {
         opcode: u8,
         payload: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Option<Event>, Error> {
+    ) -> Result<Option<WebSocketEvent>, WebSocketError> {
         match opcode {
             PING if !self.closed => {
                 let length = u8::try_from(payload.len()).unwrap_or_default();
@@ -341,13 +361,15 @@ impl WebSocket {
                 let code = match *payload {
                     [] => None,
                     [a, b, ..] => Some(u16::from_be_bytes([a, b])),
-                    [_] => return Err(Error::Protocol("half a close code")),
+                    [_] => return Err(WebSocketError::Protocol("half a close code")),
                 };
                 if code.is_some_and(|c| !matches!(c, 1000..=1003 | 1007..=1014 | 3000..=4999)) {
-                    return Err(Error::Protocol("a close code that must not be sent"));
+                    return Err(WebSocketError::Protocol(
+                        "a close code that must not be sent",
+                    ));
                 }
                 self.close(code.unwrap_or(super::NORMAL), out);
-                Ok(Some(Event::Close { code }))
+                Ok(Some(WebSocketEvent::Close { code }))
             }
             _ => Ok(None),
         }
@@ -355,10 +377,10 @@ impl WebSocket {
 }
 
 /// Head of a message in one frame, as a server sends it.
-pub(super) fn head(kind: Kind, length: usize, out: &mut Vec<u8>) {
+pub(super) fn head(kind: MessageKind, length: usize, out: &mut Vec<u8>) {
     out.push(match kind {
-        Kind::Text => 0x80 | TEXT,
-        Kind::Binary => 0x80 | BINARY,
+        MessageKind::Text => 0x80 | TEXT,
+        MessageKind::Binary => 0x80 | BINARY,
     });
     match (u8::try_from(length), u16::try_from(length)) {
         (Ok(short @ ..126), _) => out.push(short),

@@ -3,12 +3,12 @@ use alloc::vec::Vec;
 use super::*;
 use crate::stream::recorded::{self, EXEC_WEBSOCKET};
 use crate::stream::testing::{drive, masked, piece, ws_frames};
-use crate::stream::{OUT_BYTES, Step};
+use crate::stream::{MachineStep, OUT_BYTES};
 
 const SIZES: [usize; 8] = [1, 2, 3, 4, 5, 7, 64, usize::MAX];
 
 /// Serves a client; returns what the server sees, the pieces of a frame put together, and what it sends.
-fn frames(bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>, Option<Error>) {
+fn frames(bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>, Option<WebSocketError>) {
     let mut socket = WebSocket::new();
     let mut seen: Vec<String> = Vec::new();
     let (sent, error) = drive(
@@ -16,7 +16,7 @@ fn frames(bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>, Option<Error>) {
         size,
         |input, out| socket.receive(input, out),
         |event, taken, _| match event {
-            Event::Data {
+            WebSocketEvent::Data {
                 kind,
                 first,
                 last,
@@ -33,7 +33,7 @@ fn frames(bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>, Option<Error>) {
                     message.push('.');
                 }
             }
-            Event::Close { code } => seen.push(format!("close {code:?}")),
+            WebSocketEvent::Close { code } => seen.push(format!("close {code:?}")),
         },
     );
     (seen, sent, error)
@@ -101,10 +101,10 @@ fn goodbyes() {
     // Ours is answered, not answered again.
     let (mut socket, mut out) = (WebSocket::new(), Vec::new());
     socket.close(NORMAL, &mut out);
-    socket.send(Kind::Binary, &[b"late"], &mut out);
+    socket.send(MessageKind::Binary, &[b"late"], &mut out);
     let mut answer = masked(0x88, &[3, 0xe8]);
     let step = socket.receive(&mut answer, &mut out).expect("frames");
-    assert_eq!(step.event, Some(Event::Close { code: Some(1000) }));
+    assert_eq!(step.event, Some(WebSocketEvent::Close { code: Some(1000) }));
     assert_eq!(ws_frames(&out).len(), 1);
 }
 
@@ -151,7 +151,10 @@ fn nonsense_is_refused() {
     }
     let (mut socket, mut out) = (WebSocket::new(), Vec::new());
     assert!(socket.receive(&mut [0x82, 1], &mut out).is_err());
-    assert_eq!(socket.receive(&mut [0x82, 1], &mut out), Ok(Step::took(2)));
+    assert_eq!(
+        socket.receive(&mut [0x82, 1], &mut out),
+        Ok(MachineStep::took(2))
+    );
 }
 
 #[test]
@@ -174,13 +177,17 @@ fn lengths_of_what_is_sent() {
         (65_536, vec![0x82, 127, 0, 0, 0, 0, 0, 1, 0, 0]),
     ] {
         let mut out = Vec::new();
-        WebSocket::new().send(Kind::Binary, &[&vec![7; length]], &mut out);
+        WebSocket::new().send(MessageKind::Binary, &[&vec![7; length]], &mut out);
         assert_eq!(out[..head.len()], head);
         assert_eq!(out.len(), head.len() + length);
     }
 }
 
-fn channels(protocol: Protocol, bytes: &[u8], size: usize) -> (Vec<(u8, String)>, Option<Error>) {
+fn channels(
+    protocol: ChannelProtocol,
+    bytes: &[u8],
+    size: usize,
+) -> (Vec<(u8, String)>, Option<WebSocketError>) {
     let mut channels = Channels::new(protocol);
     let mut seen: Vec<(u8, String)> = Vec::new();
     let (_, error) = drive(
@@ -237,34 +244,56 @@ fn channels_of_messages() {
     for size in SIZES {
         let resize = (4, "{\"Width\":1}");
         let all = [(0, "some input"), resize, (255, "\0"), (99, "left")];
-        for protocol in [Protocol::Unnamed, Protocol::Channel, Protocol::V4] {
+        for protocol in [
+            ChannelProtocol::Unnamed,
+            ChannelProtocol::Channel,
+            ChannelProtocol::V4,
+        ] {
             assert_eq!(channels(protocol, &plain, size), (said(&all), None));
         }
         let all = [(0, "some input"), resize, (0, "END"), (99, "left")];
-        assert_eq!(channels(Protocol::V5, &plain, size), (said(&all), None));
+        assert_eq!(
+            channels(ChannelProtocol::V5, &plain, size),
+            (said(&all), None)
+        );
         let all = [(0, "some input"), resize, (99, "left")];
-        for protocol in [Protocol::Base64, Protocol::V4Base64] {
+        for protocol in [ChannelProtocol::Base64, ChannelProtocol::V4Base64] {
             let seen = channels(protocol, &base64, size);
             assert_eq!(seen, (said(&all), None), "in pieces of {size}");
         }
         let kubectl = recorded::bytes(EXEC_WEBSOCKET);
         let all = [(0, "some input\n"), (0, "END"), (99, "left")];
-        assert_eq!(channels(Protocol::V5, &kubectl, size), (said(&all), None));
+        assert_eq!(
+            channels(ChannelProtocol::V5, &kubectl, size),
+            (said(&all), None)
+        );
     }
 }
 
 #[test]
 fn messages_that_mean_nothing() {
     for (name, protocol, bytes) in [
-        ("no base64", Protocol::Base64, masked(0x81, b"0c2!t")),
-        ("half a group", Protocol::Base64, masked(0x81, b"0c29")),
+        ("no base64", ChannelProtocol::Base64, masked(0x81, b"0c2!t")),
+        (
+            "half a group",
+            ChannelProtocol::Base64,
+            masked(0x81, b"0c29"),
+        ),
         (
             "a group in two frames",
-            Protocol::Base64,
+            ChannelProtocol::Base64,
             [masked(0x01, b"0c2"), masked(0x80, b"9t")].concat(),
         ),
-        ("a close of nothing", Protocol::V5, masked(0x82, b"\xff")),
-        ("a long close", Protocol::V5, masked(0x82, b"\xff\x00\x00")),
+        (
+            "a close of nothing",
+            ChannelProtocol::V5,
+            masked(0x82, b"\xff"),
+        ),
+        (
+            "a long close",
+            ChannelProtocol::V5,
+            masked(0x82, b"\xff\x00\x00"),
+        ),
     ] {
         for size in SIZES {
             let (_, error) = channels(protocol, &bytes, size);
@@ -280,11 +309,15 @@ fn messages_that_mean_nothing() {
 #[test]
 fn channels_of_what_is_sent() {
     for (protocol, payload, frame) in [
-        (Protocol::V4, &b"hello"[..], (0x82, &b"\x01hello"[..])),
-        (Protocol::V4, b"", (0x82, b"\x01")),
-        (Protocol::Base64, b"hello", (0x81, b"1aGVsbG8=")),
-        (Protocol::Base64, b"", (0x81, b"1")),
-        (Protocol::V4Base64, &[0, 255, 254], (0x81, b"1AP/+")),
+        (
+            ChannelProtocol::V4,
+            &b"hello"[..],
+            (0x82, &b"\x01hello"[..]),
+        ),
+        (ChannelProtocol::V4, b"", (0x82, b"\x01")),
+        (ChannelProtocol::Base64, b"hello", (0x81, b"1aGVsbG8=")),
+        (ChannelProtocol::Base64, b"", (0x81, b"1")),
+        (ChannelProtocol::V4Base64, &[0, 255, 254], (0x81, b"1AP/+")),
     ] {
         let (mut channels, mut out) = (Channels::new(protocol), Vec::new());
         channels.send(1, payload, &mut out);

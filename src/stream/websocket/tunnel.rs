@@ -4,39 +4,44 @@
 
 use alloc::vec::Vec;
 
-use super::frame::{Error, Event, Kind, WebSocket};
-use crate::stream::Step;
+use super::frame::{MessageKind, WebSocket, WebSocketError, WebSocketEvent};
+use crate::stream::MachineStep;
 
 /// Name of the tunnel's protocol in `Sec-WebSocket-Protocol`.
 pub const TUNNEL_PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
 
 /// The WebSocket around a SPDY connection.
 #[derive(Debug, Default)]
-pub struct Tunnel {
+pub struct SpdyTunnel {
     socket: WebSocket,
     /// Bytes at the front of the input that are unmasked, and SPDY's.
     ready: usize,
 }
 
-impl Tunnel {
-    /// Makes the front of `input` readable: takes the bytes that are only WebSocket's. Afterwards [`Tunnel::ready`]
+impl SpdyTunnel {
+    /// Makes the front of `input` readable: takes the bytes that are only WebSocket's. Afterwards [`SpdyTunnel::ready`]
     /// bytes behind them are SPDY's; they are not taken. `true` as event: the peer said goodbye.
     ///
-    /// - Errors: [`Tunnel::close`] with the error's code.
-    pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<bool>, Error> {
+    /// - Errors: [`SpdyTunnel::close`] with the error's code.
+    pub fn receive(
+        &mut self,
+        input: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<MachineStep<bool>, WebSocketError> {
         if self.ready > 0 {
-            return Ok(Step::took(0));
+            return Ok(MachineStep::took(0));
         }
         let step = self.socket.receive(input, out)?;
         match step.event {
-            None => Ok(Step::took(step.taken)),
-            Some(Event::Close { .. }) => Ok(Step::new(step.taken, true)),
-            Some(Event::Data {
-                kind: Kind::Text, ..
-            }) => Err(Error::Message("text instead of SPDY")),
-            Some(Event::Data { span, .. }) => {
+            None => Ok(MachineStep::took(step.taken)),
+            Some(WebSocketEvent::Close { .. }) => Ok(MachineStep::new(step.taken, true)),
+            Some(WebSocketEvent::Data {
+                kind: MessageKind::Text,
+                ..
+            }) => Err(WebSocketError::Message("text instead of SPDY")),
+            Some(WebSocketEvent::Data { span, .. }) => {
                 self.ready = span.len;
-                Ok(Step::took(span.at))
+                Ok(MachineStep::took(span.at))
             }
         }
     }
@@ -61,7 +66,7 @@ impl Tunnel {
         if self.socket.is_closed() {
             out.truncate(start);
         } else if length > 0 {
-            super::frame::head(Kind::Binary, length, out);
+            super::frame::head(MessageKind::Binary, length, out);
             let head = out.len() - start - length;
             if let Some(written) = out.get_mut(start..) {
                 written.rotate_right(head);

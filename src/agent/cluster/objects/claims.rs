@@ -7,15 +7,15 @@ use alloc::{
 };
 
 use super::{
-    content::{Ask, Content},
-    store::{Objects, User},
+    content::{ObjectContent, ObjectRequest},
+    store::{ObjectStore, RequestingPod},
 };
 use crate::{
-    agent::executor::Cancel,
+    agent::executor::CallCancel,
     api::{Pod, PodError, pod::Volume},
     logic::{
         bound_volume::{self, BoundVolume},
-        pod_refs::{self, Key, Kind},
+        pod_refs::{self, PodObjectKey, PodObjectKind},
     },
 };
 
@@ -29,12 +29,12 @@ pub(in crate::agent) struct KnownVolume {
     pub(in crate::agent) bound_to: String,
 }
 
-impl Objects {
+impl ObjectStore {
     /// Volumes that the pod's claims are bound to, by the name of the pod's volume. Errors: try again.
     pub(in crate::agent) async fn bound_volumes(
         &self,
         pod: &Pod,
-        cancel: &Cancel,
+        cancel: &CallCancel,
     ) -> BTreeMap<String, Result<BoundVolume, PodError>> {
         let mut bound = BTreeMap::new();
         for volume in pod_refs::used_volumes(pod) {
@@ -52,7 +52,8 @@ impl Objects {
         let mut known = Vec::new();
         for volume in pod_refs::used_volumes(pod) {
             if let Some(claim) = bound_volume::claim_of(pod, volume)
-                && let Some(Content::Claim(bound)) = self.known(&key(pod, volume, &claim)).await
+                && let Some(ObjectContent::Claim(bound)) =
+                    self.known(&key(pod, volume, &claim)).await
             {
                 known.push(KnownVolume {
                     name: volume.name.clone(),
@@ -65,7 +66,7 @@ impl Objects {
     }
 
     /// Groups whose members may use the volumes of the pod's claims, as far as these are known.
-    pub(in crate::agent) async fn volume_groups(&self, pod: &Pod, cancel: &Cancel) -> Vec<i64> {
+    pub(in crate::agent) async fn volume_groups(&self, pod: &Pod, cancel: &CallCancel) -> Vec<i64> {
         let bound = self.bound_volumes(pod, cancel).await.into_values();
         bound.filter_map(|bound| bound.ok()?.group).collect()
     }
@@ -73,7 +74,7 @@ impl Objects {
     async fn bound_to(
         &self,
         pod: &Pod,
-        cancel: &Cancel,
+        cancel: &CallCancel,
         volume: &Volume,
         claim: &str,
     ) -> Result<BoundVolume, PodError> {
@@ -81,13 +82,16 @@ impl Objects {
         let key = key(pod, volume, claim);
         self.register(pod, BTreeSet::from([key.clone()]))?;
         let ask = self.ask_for_claim(pod, volume, claim);
-        match self.obtain(User { uid, cancel }, &key, ask).await? {
-            Some(Content::Claim(bound)) => Ok(*bound),
+        match self
+            .obtain(RequestingPod { uid, cancel }, &key, ask)
+            .await?
+        {
+            Some(ObjectContent::Claim(bound)) => Ok(*bound),
             _ => Err(PodError::Object(format!("PVC {claim} is not known"))),
         }
     }
 
-    fn ask_for_claim(&self, pod: &Pod, volume: &Volume, claim: &str) -> Ask {
+    fn ask_for_claim(&self, pod: &Pod, volume: &Volume, claim: &str) -> ObjectRequest {
         let (pod, volume, claim) = (pod.clone(), volume.clone(), claim.to_owned());
         let (node, labels) = (self.node.clone(), Arc::clone(&self.labels.borrow()));
         Arc::new(move |api| {
@@ -97,14 +101,14 @@ impl Objects {
             let object = api.persistent_volume(&name)?;
             let bound = bound_volume::volume(&object)?;
             let bound = bound_volume::resolve(&volume, &claim, &bound, &node, &labels)?;
-            Ok(Content::Claim(Box::new(bound)))
+            Ok(ObjectContent::Claim(Box::new(bound)))
         })
     }
 }
 
 /// Volumes of one claim may be used in different ways.
-fn key(pod: &Pod, volume: &Volume, claim: &str) -> Key {
+fn key(pod: &Pod, volume: &Volume, claim: &str) -> PodObjectKey {
     let claim = pod_refs::claim_name(&pod.metadata.uid, claim);
     let name = format!("{claim}/{}", volume.name);
-    Key::new(Kind::Claim, &pod.metadata.namespace, &name)
+    PodObjectKey::new(PodObjectKind::Claim, &pod.metadata.namespace, &name)
 }

@@ -8,10 +8,10 @@ use serde_json::Value;
 use super::super::answers;
 use crate::{
     api::{ConfigMap, ObjectMeta, PodError, RuntimeClass, Secret, service, strict},
-    kube::{Api, KubeError},
+    kube::{KubeApi, KubeError},
     logic::{
         bound_volume::BoundVolume,
-        pod_refs::{Key, Kind},
+        pod_refs::{PodObjectKey, PodObjectKind},
     },
 };
 
@@ -20,7 +20,7 @@ const MAX_SERVICES: usize = 5000;
 
 /// Reason why there is no usable answer.
 #[derive(Clone, Debug)]
-pub(super) enum Refusal {
+pub(super) enum ObjectReadError {
     NotFound(String),
     Forbidden(String),
     /// The apiserver did not answer.
@@ -30,7 +30,7 @@ pub(super) enum Refusal {
     Ended,
 }
 
-impl From<KubeError> for Refusal {
+impl From<KubeError> for ObjectReadError {
     fn from(error: KubeError) -> Self {
         let text = error.to_string();
         match error.status() {
@@ -42,33 +42,33 @@ impl From<KubeError> for Refusal {
     }
 }
 
-impl From<PodError> for Refusal {
+impl From<PodError> for ObjectReadError {
     fn from(error: PodError) -> Self {
         Self::Other(error)
     }
 }
 
-impl From<strict::WrongValue> for Refusal {
+impl From<strict::WrongValue> for ObjectReadError {
     fn from(error: strict::WrongValue) -> Self {
         Self::Other(PodError::Object(error.to_string()))
     }
 }
 
-impl From<Refusal> for PodError {
-    fn from(refusal: Refusal) -> Self {
+impl From<ObjectReadError> for PodError {
+    fn from(refusal: ObjectReadError) -> Self {
         match refusal {
-            Refusal::NotFound(text) | Refusal::Forbidden(text) | Refusal::Silent(text) => {
-                Self::Object(text)
-            }
-            Refusal::Other(error) => error,
-            Refusal::Ended => Self::Object("the pod is to end".into()),
+            ObjectReadError::NotFound(text)
+            | ObjectReadError::Forbidden(text)
+            | ObjectReadError::Silent(text) => Self::Object(text),
+            ObjectReadError::Other(error) => error,
+            ObjectReadError::Ended => Self::Object("the pod is to end".into()),
         }
     }
 }
 
 /// Content of an object that was read.
 #[derive(Debug)]
-pub(super) enum Content {
+pub(super) enum ObjectContent {
     ConfigMap(Box<ConfigMap>),
     Secret(Box<Secret>),
     Services(Vec<service::Service>),
@@ -77,7 +77,7 @@ pub(super) enum Content {
     RuntimeClass(String),
 }
 
-impl Content {
+impl ObjectContent {
     pub(super) const fn is_immutable(&self) -> bool {
         match self {
             Self::ConfigMap(map) => matches!(map.immutable, Some(true)),
@@ -100,39 +100,40 @@ impl Content {
         }
     }
 
-    pub(super) fn decode(kind: Kind, bytes: &[u8]) -> Result<Self, strict::TextError> {
+    pub(super) fn decode(kind: PodObjectKind, bytes: &[u8]) -> Result<Self, strict::JsonTextError> {
         Ok(match kind {
-            Kind::ConfigMap => Self::ConfigMap(Box::new(strict::from_json(bytes)?)),
-            Kind::Secret => Self::Secret(Box::new(strict::from_json(bytes)?)),
-            Kind::Services => Self::Services(strict::from_json(bytes)?),
-            Kind::Claim => Self::Claim(Box::new(strict::from_json(bytes)?)),
-            Kind::RuntimeClass => Self::RuntimeClass(strict::from_json(bytes)?),
+            PodObjectKind::ConfigMap => Self::ConfigMap(Box::new(strict::from_json(bytes)?)),
+            PodObjectKind::Secret => Self::Secret(Box::new(strict::from_json(bytes)?)),
+            PodObjectKind::Services => Self::Services(strict::from_json(bytes)?),
+            PodObjectKind::Claim => Self::Claim(Box::new(strict::from_json(bytes)?)),
+            PodObjectKind::RuntimeClass => Self::RuntimeClass(strict::from_json(bytes)?),
         })
     }
 }
 
 /// Asks for one object, on a thread that may wait.
-pub(super) type Ask = Arc<dyn Fn(&dyn Api) -> Result<Content, Refusal> + Send + Sync>;
+pub(super) type ObjectRequest =
+    Arc<dyn Fn(&dyn KubeApi) -> Result<ObjectContent, ObjectReadError> + Send + Sync>;
 
 /// Makes the request for an object that needs only its name.
-pub(super) fn plain(key: &Key) -> Ask {
-    let Key {
+pub(super) fn plain(key: &PodObjectKey) -> ObjectRequest {
+    let PodObjectKey {
         kind,
         namespace,
         name,
     } = key.clone();
     Arc::new(move |api| match kind {
-        Kind::ConfigMap => {
+        PodObjectKind::ConfigMap => {
             let mut map: ConfigMap = decoded(&api.config_map(&namespace, &name)?)?;
             map.metadata = pruned(map.metadata);
-            Ok(Content::ConfigMap(Box::new(map)))
+            Ok(ObjectContent::ConfigMap(Box::new(map)))
         }
-        Kind::Secret => {
+        PodObjectKind::Secret => {
             let mut secret: Secret = decoded(&api.secret(&namespace, &name)?)?;
             secret.metadata = pruned(secret.metadata);
-            Ok(Content::Secret(Box::new(secret)))
+            Ok(ObjectContent::Secret(Box::new(secret)))
         }
-        Kind::Services if name.is_empty() => {
+        PodObjectKind::Services if name.is_empty() => {
             let mut services = Vec::new();
             api.list_services(&namespace, &mut |item| {
                 // One that cannot be read is no reason to know none.
@@ -143,25 +144,25 @@ pub(super) fn plain(key: &Key) -> Ask {
                     services.push(service);
                 }
             })?;
-            Ok(Content::Services(services))
+            Ok(ObjectContent::Services(services))
         }
-        Kind::Services => {
+        PodObjectKind::Services => {
             let service = decoded(&api.service(&namespace, &name)?)?;
-            Ok(Content::Services(vec![service]))
+            Ok(ObjectContent::Services(vec![service]))
         }
-        Kind::RuntimeClass => {
+        PodObjectKind::RuntimeClass => {
             let class: RuntimeClass = decoded(&api.runtime_class(&name)?)?;
-            Ok(Content::RuntimeClass(class.handler))
+            Ok(ObjectContent::RuntimeClass(class.handler))
         }
-        Kind::Claim => {
+        PodObjectKind::Claim => {
             let why = "a claim is asked for by its pod";
-            Err(Refusal::Other(PodError::Node(why.into())))
+            Err(ObjectReadError::Other(PodError::Node(why.into())))
         }
     })
 }
 
 /// Reads an object of the apiserver, without telling what is in it.
-fn decoded<T: DeserializeOwned>(object: &Value) -> Result<T, Refusal> {
+fn decoded<T: DeserializeOwned>(object: &Value) -> Result<T, ObjectReadError> {
     strict::typed(object).map_err(|e| e.without_value().into())
 }
 

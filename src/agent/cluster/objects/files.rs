@@ -22,8 +22,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::api::{PodUid, hex, order::Gather as _, strict};
-use crate::logic::pod_refs::{Key, Kind, TokenRef};
+use crate::api::{PodUid, hex, order::GatherExt as _, strict};
+use crate::logic::pod_refs::{PodObjectKey, PodObjectKind, TokenRef};
 use crate::sys::{crash, file};
 
 /// Version of a file's form.
@@ -36,7 +36,7 @@ const NAME_BYTES: usize = 16;
 const DIR: &str = "objects";
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Header {
+struct ObjectFileHeader {
     v: u32,
     kind: String,
     namespace: String,
@@ -45,7 +45,7 @@ struct Header {
 
 /// Copy of an object on disk.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Copy {
+pub(super) enum ObjectCopy {
     /// Content of the object.
     Held(Vec<u8>),
     /// Note that there is no such object.
@@ -75,8 +75,9 @@ impl ObjectFiles {
         if is_secret { &self.secret } else { &self.open }
     }
 
-    fn path(&self, key: &Key) -> PathBuf {
-        self.dir(key.kind == Kind::Secret).join(file_name(key))
+    fn path(&self, key: &PodObjectKey) -> PathBuf {
+        self.dir(key.kind == PodObjectKind::Secret)
+            .join(file_name(key))
     }
 
     fn token_path(&self, uid: &PodUid, token: &TokenRef) -> PathBuf {
@@ -84,26 +85,30 @@ impl ObjectFiles {
     }
 
     /// Reads the copy of an object.
-    pub(super) fn read(&self, key: &Key) -> Copy {
+    pub(super) fn read(&self, key: &PodObjectKey) -> ObjectCopy {
         let path = self.path(key);
         match read_file(&path).and_then(|text| parse(&text, key)) {
             Ok(copy) => copy,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Copy::None,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => ObjectCopy::None,
             Err(e) => {
                 log::warn!("{}: {e}: the copy of {key} is not used", path.display());
-                Copy::None
+                ObjectCopy::None
             }
         }
     }
 
     /// Returns true if there is a file, whatever its content.
-    pub(super) fn has(&self, key: &Key) -> bool {
+    pub(super) fn has(&self, key: &PodObjectKey) -> bool {
         self.path(key).exists()
     }
 
     /// Keeps a copy; `None`: that there is no such object. Returns the file if it was written anew.
-    pub(super) fn write(&self, key: &Key, object: Option<&[u8]>) -> io::Result<Option<PathBuf>> {
-        let header = Header {
+    pub(super) fn write(
+        &self,
+        key: &PodObjectKey,
+        object: Option<&[u8]>,
+    ) -> io::Result<Option<PathBuf>> {
+        let header = ObjectFileHeader {
             v: VERSION,
             kind: key.kind.as_str().into(),
             namespace: key.namespace.as_ref().into(),
@@ -119,7 +124,7 @@ impl ObjectFiles {
     }
 
     /// Removes the copy of an object. None there is success.
-    pub(super) fn remove(&self, key: &Key) {
+    pub(super) fn remove(&self, key: &PodObjectKey) {
         remove(&self.path(key));
     }
 
@@ -156,7 +161,7 @@ impl ObjectFiles {
     }
 
     /// Removes what no object of `keys` and no pod of `pods` owns.
-    pub(super) fn sweep(&self, keys: &BTreeSet<Key>, pods: &BTreeSet<PodUid>) {
+    pub(super) fn sweep(&self, keys: &BTreeSet<PodObjectKey>, pods: &BTreeSet<PodUid>) {
         let names: BTreeSet<String> = keys.iter().map(file_name).gather();
         let prefixes: BTreeSet<String> = pods.iter().map(token_prefix).gather();
         for dir in [&self.open, &self.secret] {
@@ -189,11 +194,11 @@ impl ObjectFiles {
     }
 }
 
-fn parse(text: &[u8], key: &Key) -> io::Result<Copy> {
+fn parse(text: &[u8], key: &PodObjectKey) -> io::Result<ObjectCopy> {
     let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     let end = text.iter().position(|&b| b == b'\n');
     let end = end.ok_or_else(|| bad("no header line"))?;
-    let header: Header = strict::from_json(&text[..end])?;
+    let header: ObjectFileHeader = strict::from_json(&text[..end])?;
     if header.v != VERSION {
         return Err(bad("is of another version"));
     }
@@ -204,15 +209,15 @@ fn parse(text: &[u8], key: &Key) -> io::Result<Copy> {
         return Err(bad("is of another object"));
     }
     match &text[end + 1..] {
-        [] => Ok(Copy::Missing),
-        [object @ .., b'\n'] => Ok(Copy::Held(object.into())),
+        [] => Ok(ObjectCopy::Missing),
+        [object @ .., b'\n'] => Ok(ObjectCopy::Held(object.into())),
         _ => Err(bad("has no end")),
     }
 }
 
 /// Names of objects may be longer than names of files, so these are digests.
-fn file_name(key: &Key) -> String {
-    let Key {
+fn file_name(key: &PodObjectKey) -> String {
+    let PodObjectKey {
         kind,
         namespace,
         name,
@@ -316,8 +321,8 @@ mod tests {
         let (root, run) = (dir.0.join("root"), dir.0.join("run"));
         let files = ObjectFiles::new(&root, &run);
         let long = "n".repeat(253);
-        let key = Key::new(Kind::ConfigMap, "ns", &long);
-        assert_eq!(files.read(&key), Copy::None);
+        let key = PodObjectKey::new(PodObjectKind::ConfigMap, "ns", &long);
+        assert_eq!(files.read(&key), ObjectCopy::None);
         let object = b"{\"data\":{\"a\":\"1\"}}";
         let written = files.write(&key, Some(object)).expect("write");
         let path = written.expect("new");
@@ -327,7 +332,7 @@ mod tests {
             (mode(&path), mode(path.parent().expect("dir"))),
             (0o600, 0o700)
         );
-        assert_eq!(files.read(&key), Copy::Held(object.to_vec()));
+        assert_eq!(files.read(&key), ObjectCopy::Held(object.to_vec()));
         assert_eq!(
             files.write(&key, Some(object)).expect("write"),
             None,
@@ -335,7 +340,7 @@ mod tests {
         );
         ObjectFiles::commit(&[path.clone(), root.join("gone")]).expect("commit");
         files.write(&key, None).expect("write");
-        assert_eq!(files.read(&key), Copy::Missing);
+        assert_eq!(files.read(&key), ObjectCopy::Missing);
         for damage in [
             "",
             "{}\n",
@@ -343,14 +348,14 @@ mod tests {
             "{\"v\":2,\"kind\":\"configmap\",\"namespace\":\"ns\",\"name\":\"x\"}\n{}\n",
         ] {
             fs::write(&path, damage).expect("write");
-            assert_eq!(files.read(&key), Copy::None, "{damage:?}");
+            assert_eq!(files.read(&key), ObjectCopy::None, "{damage:?}");
         }
         let text = format!(
             "{{\"v\":1,\"kind\":\"configmap\",\"namespace\":\"ns\",\"name\":\"{long}\"}}\n{{\"data\""
         );
         fs::write(&path, text).expect("write");
-        assert_eq!(files.read(&key), Copy::None, "half");
-        let secret = Key::new(Kind::Secret, "ns", "s");
+        assert_eq!(files.read(&key), ObjectCopy::None, "half");
+        let secret = PodObjectKey::new(PodObjectKind::Secret, "ns", "s");
         let path = files
             .write(&secret, Some(object))
             .expect("write")
@@ -390,7 +395,7 @@ mod tests {
         assert_eq!(files.read_token(&b, &token), None, "half");
         fs::write(files.token_path(&b, &token), "4\n").expect("write");
         // What nobody refers to goes.
-        let keys = ["x", "y"].map(|name| Key::new(Kind::Secret, "ns", name));
+        let keys = ["x", "y"].map(|name| PodObjectKey::new(PodObjectKind::Secret, "ns", name));
         for key in &keys {
             files.write(key, Some(b"{}")).expect("write");
         }

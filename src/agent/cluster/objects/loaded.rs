@@ -2,26 +2,26 @@
 
 use alloc::{boxed::Box, collections::BTreeMap};
 
-use super::content::Content;
+use super::content::ObjectContent;
 use crate::{
     api::{ConfigMap, PodError, Secret},
     logic::{
-        pod_refs::{Key, Kind, TokenRef},
-        service_env::Service,
+        pod_refs::{PodObjectKey, PodObjectKind, TokenRef},
+        service_env::EnvService,
     },
 };
 
 /// Objects that one step of a pod uses, for as long as it takes.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Loaded {
+pub(in crate::agent) struct LoadedObjects {
     config_maps: BTreeMap<Box<str>, Result<Option<ConfigMap>, PodError>>,
     secrets: BTreeMap<Box<str>, Result<Option<Secret>, PodError>>,
     pub(super) tokens: BTreeMap<TokenRef, Result<Vec<u8>, PodError>>,
-    services: Vec<Service>,
+    services: Vec<EnvService>,
     services_error: Option<PodError>,
 }
 
-impl Loaded {
+impl LoadedObjects {
     pub(in crate::agent) fn config_map(&self, name: &str) -> Result<Option<&ConfigMap>, PodError> {
         found(&self.config_maps, "configmap", name)
     }
@@ -44,7 +44,7 @@ impl Loaded {
     }
 
     /// Services that the pod is told of. Errors: they could not be read (ENV-09).
-    pub(in crate::agent) fn services(&self) -> Result<&[Service], PodError> {
+    pub(in crate::agent) fn services(&self) -> Result<&[EnvService], PodError> {
         match &self.services_error {
             None => Ok(&self.services),
             Some(why) => Err(why
@@ -58,29 +58,34 @@ impl Loaded {
         self.services_error = Some(why);
     }
 
-    pub(super) fn take(&mut self, key: &Key, content: Result<Option<Content>, PodError>) {
+    pub(super) fn take(
+        &mut self,
+        key: &PodObjectKey,
+        content: Result<Option<ObjectContent>, PodError>,
+    ) {
         let name = key.name.clone();
         match (key.kind, content) {
-            (Kind::ConfigMap, content) => {
+            (PodObjectKind::ConfigMap, content) => {
                 let map = content.map(|c| match c {
-                    Some(Content::ConfigMap(map)) => Some(*map),
+                    Some(ObjectContent::ConfigMap(map)) => Some(*map),
                     _ => None,
                 });
                 self.config_maps.insert(name, map);
             }
-            (Kind::Secret, content) => {
+            (PodObjectKind::Secret, content) => {
                 let secret = content.map(|c| match c {
-                    Some(Content::Secret(secret)) => Some(*secret),
+                    Some(ObjectContent::Secret(secret)) => Some(*secret),
                     _ => None,
                 });
                 self.secrets.insert(name, secret);
             }
-            (Kind::Services, Ok(Some(Content::Services(services)))) => {
+            (PodObjectKind::Services, Ok(Some(ObjectContent::Services(services)))) => {
                 self.services
-                    .extend(services.into_iter().map(Service::from));
+                    .extend(services.into_iter().map(EnvService::from));
             }
-            (Kind::Services, Err(why)) => self.services_error = Some(why),
-            (Kind::Services, Ok(_)) | (Kind::Claim | Kind::RuntimeClass, _) => {}
+            (PodObjectKind::Services, Err(why)) => self.services_error = Some(why),
+            (PodObjectKind::Services, Ok(_))
+            | (PodObjectKind::Claim | PodObjectKind::RuntimeClass, _) => {}
         }
     }
 }

@@ -3,19 +3,23 @@
 use alloc::collections::BTreeSet;
 
 use super::{
-    content::{Content, plain},
-    loaded::Loaded,
-    store::{Objects, User},
+    content::{ObjectContent, plain},
+    loaded::LoadedObjects,
+    store::{ObjectStore, RequestingPod},
 };
 use crate::{
-    agent::executor::Cancel,
+    agent::executor::CallCancel,
     api::{Container, Pod, PodError},
-    logic::pod_refs::{self, Key, Kind},
+    logic::pod_refs::{self, PodObjectKey, PodObjectKind},
 };
 
-impl Objects {
+impl ObjectStore {
     /// Loads the objects of the pod's volumes, tokens included.
-    pub(in crate::agent) async fn for_volumes(&self, pod: &Pod, cancel: &Cancel) -> Loaded {
+    pub(in crate::agent) async fn for_volumes(
+        &self,
+        pod: &Pod,
+        cancel: &CallCancel,
+    ) -> LoadedObjects {
         let mut loaded = self.load(pod, cancel, pod_refs::of_volumes(pod)).await;
         loaded.tokens = self.tokens(pod, cancel).await;
         loaded
@@ -26,14 +30,18 @@ impl Objects {
         &self,
         pod: &Pod,
         container: &Container,
-        cancel: &Cancel,
-    ) -> Loaded {
+        cancel: &CallCancel,
+    ) -> LoadedObjects {
         self.load(pod, cancel, pod_refs::of_environment(pod, container))
             .await
     }
 
     /// Loads the pull secrets of the pod.
-    pub(in crate::agent) async fn for_pulls(&self, pod: &Pod, cancel: &Cancel) -> Loaded {
+    pub(in crate::agent) async fn for_pulls(
+        &self,
+        pod: &Pod,
+        cancel: &CallCancel,
+    ) -> LoadedObjects {
         self.load(pod, cancel, pod_refs::of_pulls(pod)).await
     }
 
@@ -51,13 +59,16 @@ impl Objects {
         &self,
         pod: &Pod,
         class: &str,
-        cancel: &Cancel,
+        cancel: &CallCancel,
     ) -> Result<String, PodError> {
         let key = class_key(class);
         self.register(pod, BTreeSet::from([key.clone()]))?;
         let uid = &pod.metadata.uid;
-        match self.obtain(User { uid, cancel }, &key, plain(&key)).await? {
-            Some(Content::RuntimeClass(handler)) => Ok(handler),
+        match self
+            .obtain(RequestingPod { uid, cancel }, &key, plain(&key))
+            .await?
+        {
+            Some(ObjectContent::RuntimeClass(handler)) => Ok(handler),
             _ => Err(PodError::Object(format!(
                 "RuntimeClass {class:?} not found"
             ))),
@@ -67,10 +78,10 @@ impl Objects {
     async fn load(
         &self,
         pod: &Pod,
-        cancel: &Cancel,
-        keys: Result<BTreeSet<Key>, PodError>,
-    ) -> Loaded {
-        let mut loaded = Loaded::default();
+        cancel: &CallCancel,
+        keys: Result<BTreeSet<PodObjectKey>, PodError>,
+    ) -> LoadedObjects {
+        let mut loaded = LoadedObjects::default();
         let meta = &pod.metadata;
         // What was not taken in is missing with the error where it is looked for.
         let keys = match keys.and_then(|keys| self.register(pod, keys)) {
@@ -81,7 +92,7 @@ impl Objects {
                 return loaded;
             }
         };
-        let user = User {
+        let user = RequestingPod {
             uid: &meta.uid,
             cancel,
         };
@@ -94,6 +105,6 @@ impl Objects {
 }
 
 /// Classes are in no namespace.
-fn class_key(class: &str) -> Key {
-    Key::new(Kind::RuntimeClass, "", class)
+fn class_key(class: &str) -> PodObjectKey {
+    PodObjectKey::new(PodObjectKind::RuntimeClass, "", class)
 }

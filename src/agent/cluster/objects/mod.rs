@@ -3,7 +3,7 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `store` | [`Objects`], who owns what is known of them |
+//! | `store` | [`ObjectStore`], who owns what is known of them |
 //! | `content`, `files`, `loaded` | what a read gives; its copy on disk; what one step uses |
 //! | `loads`, `claims`, `tokens`, `token_times` | what steps of a pod ask for |
 //! | `upkeep` | what is done beside the pods |
@@ -22,7 +22,7 @@ mod token_times;
 mod tokens;
 mod upkeep;
 
-pub(in crate::agent) use loaded::Loaded;
-pub(in crate::agent) use store::Objects;
-pub(super) use store::Tools;
+pub(in crate::agent) use loaded::LoadedObjects;
+pub(in crate::agent) use store::ObjectStore;
+pub(super) use store::ObjectTools;
 pub(super) use upkeep::ObjectKeeper;

@@ -11,21 +11,21 @@ use std::path::PathBuf;
 use smol::future::FutureExt as _;
 
 use super::{
-    content::{Ask, Content, Refusal},
-    files::{Copy, ObjectFiles},
+    content::{ObjectContent, ObjectReadError, ObjectRequest},
+    files::{ObjectCopy, ObjectFiles},
     token_times::TokenTimes,
 };
 use crate::{
     agent::{
-        clock::Clock, cluster::link::Skew, complaints::Complaints, executor::Cancel,
+        clock::Clock, cluster::link::ServerClockSkew, complaints::Complaints, executor::CallCancel,
         link_policy::LinkPolicy, waker_set::WakerSet,
     },
-    api::{Mono, Node, Pod, PodError, PodUid},
-    config::{Config, OfflineSecrets},
-    kube::{Api, KubeLanes},
+    api::{MonoTime, Node, Pod, PodError, PodUid},
+    config::{AgentConfig, OfflineSecrets},
+    kube::{KubeApi, KubeLanes},
     logic::{
-        object_table::{Found, ObjectTable, Reach, Step, TTL_ANNOTATION},
-        pod_refs::{Key, Kind},
+        object_table::{ApiserverReach, ObjectReadResult, ObjectStep, ObjectTable, TTL_ANNOTATION},
+        pod_refs::{PodObjectKey, PodObjectKind},
     },
     sys::lane::Lane,
     volume::Volumes,
@@ -42,13 +42,13 @@ pub(super) const FORBIDDEN_PAUSES: [Duration; 4] = [
 ];
 /// Time for which a pod counts as new to the authorizer.
 const NEW_POD: Duration = Duration::from_secs(30);
-/// Files that wait for [`Objects::commit`]; of more, the kernel writes the rest in its own time.
+/// Files that wait for [`ObjectStore::commit`]; of more, the kernel writes the rest in its own time.
 const MAX_UNSYNCED: usize = 1024;
 /// Error text while no request is sent.
 pub(super) const SILENT: &str = "the apiserver does not answer";
 
 /// Tools to read objects and to keep them.
-pub(in crate::agent) struct Tools {
+pub(in crate::agent) struct ObjectTools {
     pub(in crate::agent) lanes: KubeLanes,
     pub(in crate::agent) clock: Rc<dyn Clock>,
     pub(in crate::agent) complaints: Rc<Complaints>,
@@ -56,28 +56,28 @@ pub(in crate::agent) struct Tools {
     /// Volumes of pods, which hold their tokens.
     pub(in crate::agent) volumes: Volumes,
     /// By how much the clock is wrong that tokens count by.
-    pub(in crate::agent) skew: Arc<Skew>,
+    pub(in crate::agent) skew: Arc<ServerClockSkew>,
     /// Cost of the link: while bytes cost money, objects count for longer.
     pub(in crate::agent) link_policy: Rc<dyn LinkPolicy>,
 }
 
 /// The pod for which something is done, and who knows whether it is to end.
 #[derive(Clone, Copy)]
-pub(super) struct User<'a> {
+pub(super) struct RequestingPod<'a> {
     pub(super) uid: &'a PodUid,
-    pub(super) cancel: &'a Cancel,
+    pub(super) cancel: &'a CallCancel,
 }
 
 /// Objects that this agent's pods of the API refer to: ConfigMaps, Secrets, services, claims with their volumes,
 /// tokens. Steps of a pod's sync ask for them, the end of a pod forgets them, the Node tells how long they count.
 /// Bounded by [`ObjectTable`]; their content is on disk.
-pub(in crate::agent) struct Objects {
-    pub(super) tools: Tools,
+pub(in crate::agent) struct ObjectStore {
+    pub(super) tools: ObjectTools,
     pub(super) node: String,
     /// Labels of the Node, which choose volumes.
     pub(super) labels: RefCell<Arc<BTreeMap<String, String>>>,
     pub(super) table: RefCell<ObjectTable>,
-    pub(super) reach: RefCell<Reach>,
+    pub(super) reach: RefCell<ApiserverReach>,
     /// Requests that met silence: those that stood in the queue behind one are not sent.
     silences: Arc<AtomicU32>,
     pub(super) files: ObjectFiles,
@@ -90,12 +90,12 @@ pub(in crate::agent) struct Objects {
     pub(super) written: WakerSet,
 }
 
-impl Objects {
+impl ObjectStore {
     /// Begins empty: objects are read when a pod needs them. `labels`: those of the Node, until it is read.
     pub(in crate::agent::cluster) fn new(
-        cfg: &Config,
+        cfg: &AgentConfig,
         labels: BTreeMap<String, String>,
-        tools: Tools,
+        tools: ObjectTools,
     ) -> Self {
         let dirs = &cfg.dirs;
         let secrets = match cfg.cluster.offline_secrets {
@@ -141,7 +141,7 @@ impl Objects {
             .await;
     }
 
-    pub(super) fn now(&self) -> Mono {
+    pub(super) fn now(&self) -> MonoTime {
         self.tools.clock.now()
     }
 
@@ -153,8 +153,8 @@ impl Objects {
     pub(super) fn register(
         &self,
         pod: &Pod,
-        keys: BTreeSet<Key>,
-    ) -> Result<BTreeSet<Key>, PodError> {
+        keys: BTreeSet<PodObjectKey>,
+    ) -> Result<BTreeSet<PodObjectKey>, PodError> {
         let mut table = self.table.borrow_mut();
         table
             .register(&pod.metadata.uid, &keys, self.now())
@@ -165,10 +165,10 @@ impl Objects {
     /// An object as it is now, or as it was lately; `Ok(None)`: there is none.
     pub(super) async fn obtain(
         &self,
-        user: User<'_>,
-        key: &Key,
-        ask: Ask,
-    ) -> Result<Option<Content>, PodError> {
+        user: RequestingPod<'_>,
+        key: &PodObjectKey,
+        ask: ObjectRequest,
+    ) -> Result<Option<ObjectContent>, PodError> {
         loop {
             let step = {
                 let mut table = self.table.borrow_mut();
@@ -176,19 +176,19 @@ impl Objects {
                 table.step(user.uid, key, self.now())
             };
             match step {
-                Step::Missing => return Ok(None),
-                Step::UseHeld => {
+                ObjectStep::Missing => return Ok(None),
+                ObjectStep::UseHeld => {
                     if let Some(content) = self.copy(key).await {
                         return Ok(content);
                     }
                     self.table.borrow_mut().damaged(key);
                 }
-                Step::Wait => {
+                ObjectStep::Wait => {
                     let is_free = || (!self.table.borrow().is_busy(key)).then_some(());
                     self.ended.until(is_free).await;
                 }
-                Step::Read => {
-                    let turn = Turn { mine: self, key };
+                ObjectStep::Read => {
+                    let turn = ObjectReadTurn { mine: self, key };
                     let read = self.read(user, key, ask).await;
                     drop(turn);
                     return read;
@@ -197,21 +197,27 @@ impl Objects {
         }
     }
 
-    async fn read(&self, user: User<'_>, key: &Key, ask: Ask) -> Result<Option<Content>, PodError> {
+    async fn read(
+        &self,
+        user: RequestingPod<'_>,
+        key: &PodObjectKey,
+        ask: ObjectRequest,
+    ) -> Result<Option<ObjectContent>, PodError> {
         let begun = self.now();
         let refusal = match self.ask_patiently(user, key, ask).await {
             Ok(content) => {
                 self.keep(key, Some(&content), begun).await;
                 return Ok(Some(content));
             }
-            Err(Refusal::NotFound(_)) if key.kind != Kind::Claim => {
+            Err(ObjectReadError::NotFound(_)) if key.kind != PodObjectKind::Claim => {
                 self.keep(key, None, begun).await;
                 return Ok(None);
             }
             Err(refusal) => refusal,
         };
         // A volume is mounted by what is true now; only a pod that had it may go by what was (OFF-02).
-        let may_be_old = key.kind != Kind::Claim || matches!(refusal, Refusal::Silent(_));
+        let may_be_old =
+            key.kind != PodObjectKind::Claim || matches!(refusal, ObjectReadError::Silent(_));
         let why = PodError::from(refusal);
         let copy = if may_be_old {
             self.copy(key).await
@@ -227,9 +233,14 @@ impl Objects {
         }
     }
 
-    async fn ask_patiently(&self, user: User<'_>, key: &Key, ask: Ask) -> Result<Content, Refusal> {
+    async fn ask_patiently(
+        &self,
+        user: RequestingPod<'_>,
+        key: &PodObjectKey,
+        ask: ObjectRequest,
+    ) -> Result<ObjectContent, ObjectReadError> {
         if !self.reach.borrow_mut().may_ask(self.now()) {
-            return Err(Refusal::Silent(SILENT.into()));
+            return Err(ObjectReadError::Silent(SILENT.into()));
         }
         let (files, name) = (self.files.clone(), key.clone());
         let has_copy = self.tools.disk.run(move || files.has(&name)).await;
@@ -248,12 +259,12 @@ impl Objects {
     /// again.
     pub(super) async fn pause<T>(
         &self,
-        user: User<'_>,
-        answer: &Result<T, Refusal>,
+        user: RequestingPod<'_>,
+        answer: &Result<T, ObjectReadError>,
         pauses: &mut core::slice::Iter<'_, Duration>,
     ) -> bool {
         let now = self.now();
-        if !matches!(answer, Err(Refusal::Forbidden(_)))
+        if !matches!(answer, Err(ObjectReadError::Forbidden(_)))
             || !self.table.borrow().is_new(user.uid, NEW_POD, now)
         {
             return false;
@@ -268,46 +279,46 @@ impl Objects {
     /// Asks the apiserver, unless it was found silent since; ends early with the pod, and after `limit`.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
-        user: User<'_>,
+        user: RequestingPod<'_>,
         limit: Option<Duration>,
-        ask: impl FnOnce(&dyn Api) -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, Refusal> {
+        ask: impl FnOnce(&dyn KubeApi) -> Result<T, ObjectReadError> + Send + 'static,
+    ) -> Result<T, ObjectReadError> {
         let silences = Arc::clone(&self.silences);
         let before = silences.load(Ordering::SeqCst);
         let asked = self.tools.lanes.work(move |api| {
             if silences.load(Ordering::SeqCst) != before {
-                return Err(Refusal::Silent(SILENT.into()));
+                return Err(ObjectReadError::Silent(SILENT.into()));
             }
             let answer = ask(api);
-            if matches!(answer, Err(Refusal::Silent(_))) {
+            if matches!(answer, Err(ObjectReadError::Silent(_))) {
                 silences.fetch_add(1, Ordering::SeqCst);
             }
             answer
         });
         let ended = async {
             user.cancel.cancelled().await;
-            Err(Refusal::Ended)
+            Err(ObjectReadError::Ended)
         };
         let late = async {
             match limit {
                 Some(limit) => self.tools.clock.until(self.now() + limit).await,
                 None => core::future::pending().await,
             }
-            Err(Refusal::Silent(SILENT.into()))
+            Err(ObjectReadError::Silent(SILENT.into()))
         };
         let answer = asked.or(ended).or(late).await;
         let mut reach = self.reach.borrow_mut();
         match &answer {
-            Err(Refusal::Silent(_)) => reach.silent(self.now()),
-            Err(Refusal::Ended) => {}
+            Err(ObjectReadError::Silent(_)) => reach.silent(self.now()),
+            Err(ObjectReadError::Ended) => {}
             _ => reach.answered(),
         }
         answer
     }
 
     /// Writes a copy, and notes what is known.
-    async fn keep(&self, key: &Key, content: Option<&Content>, begun: Mono) {
-        let text = content.map(Content::encode).transpose();
+    async fn keep(&self, key: &PodObjectKey, content: Option<&ObjectContent>, begun: MonoTime) {
+        let text = content.map(ObjectContent::encode).transpose();
         let (files, name) = (self.files.clone(), key.clone());
         let kept = match text {
             Ok(text) => {
@@ -322,17 +333,17 @@ impl Objects {
             (Ok(written), content) => {
                 self.note_written(written);
                 match content {
-                    Some(content) => Found::Held {
+                    Some(content) => ObjectReadResult::Held {
                         immutable: content.is_immutable(),
                     },
-                    None => Found::Missing,
+                    None => ObjectReadResult::Missing,
                 }
             }
             (Err(e), content) => {
                 self.complain(&format!("no copy of {key} is kept on disk: {e}"));
                 match content {
-                    Some(_) => Found::Unkept,
-                    None => Found::Missing,
+                    Some(_) => ObjectReadResult::Unkept,
+                    None => ObjectReadResult::Missing,
                 }
             }
         };
@@ -376,17 +387,19 @@ impl Objects {
     }
 
     /// Kept content of an object, however old. Sends no request.
-    pub(super) async fn known(&self, key: &Key) -> Option<Content> {
+    pub(super) async fn known(&self, key: &PodObjectKey) -> Option<ObjectContent> {
         self.copy(key).await.flatten()
     }
 
     /// Reads the copy on disk; `None` if there is none that can be used.
-    async fn copy(&self, key: &Key) -> Option<Option<Content>> {
+    async fn copy(&self, key: &PodObjectKey) -> Option<Option<ObjectContent>> {
         let (files, name) = (self.files.clone(), key.clone());
         let read = self.tools.disk.run(move || match files.read(&name) {
-            Copy::Held(bytes) => Content::decode(name.kind, &bytes).map(Some).map_err(Some),
-            Copy::Missing => Ok(None),
-            Copy::None => Err(None),
+            ObjectCopy::Held(bytes) => ObjectContent::decode(name.kind, &bytes)
+                .map(Some)
+                .map_err(Some),
+            ObjectCopy::Missing => Ok(None),
+            ObjectCopy::None => Err(None),
         });
         match read.await {
             Ok(content) => Some(content),
@@ -404,12 +417,12 @@ impl Objects {
 }
 
 /// A read under way; others wait until it is dropped.
-struct Turn<'a> {
-    mine: &'a Objects,
-    key: &'a Key,
+struct ObjectReadTurn<'a> {
+    mine: &'a ObjectStore,
+    key: &'a PodObjectKey,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ObjectReadTurn<'_> {
     fn drop(&mut self) {
         self.mine.table.borrow_mut().failed(self.key);
         self.mine.ended.wake_all();

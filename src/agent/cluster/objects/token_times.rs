@@ -4,20 +4,20 @@ use alloc::collections::BTreeMap;
 use core::cell::RefCell;
 
 use crate::{
-    api::{Mono, PodUid},
+    api::{MonoTime, PodUid},
     logic::{fnv::fnv1a, pod_refs::TokenRef},
 };
 
 /// Instants at which the tokens in force are to be replaced. As many as volumes of the node's pods ask for.
 #[derive(Debug, Default)]
 pub(super) struct TokenTimes {
-    due: RefCell<BTreeMap<(PodUid, u64), Due>>,
+    due: RefCell<BTreeMap<(PodUid, u64), TokenRenewalTime>>,
 }
 
 /// Instant at which a token is to be replaced.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Due {
-    pub(super) at: Mono,
+pub(super) struct TokenRenewalTime {
+    pub(super) at: MonoTime,
     /// An agent before this one asked for it: its age is known by the time of day alone, which may turn out to be another.
     pub(super) is_found: bool,
 }
@@ -32,12 +32,12 @@ fn slot(uid: &PodUid, token: &TokenRef) -> (PodUid, u64) {
 
 impl TokenTimes {
     /// Instant at which that token is to be replaced, if it is known.
-    pub(super) fn of(&self, uid: &PodUid, token: &TokenRef) -> Option<Due> {
+    pub(super) fn of(&self, uid: &PodUid, token: &TokenRef) -> Option<TokenRenewalTime> {
         self.due.borrow().get(&slot(uid, token)).copied()
     }
 
     /// Sets the instant at which that token is to be replaced.
-    pub(super) fn set(&self, uid: &PodUid, token: &TokenRef, due: Due) {
+    pub(super) fn set(&self, uid: &PodUid, token: &TokenRef, due: TokenRenewalTime) {
         self.due.borrow_mut().insert(slot(uid, token), due);
     }
 
@@ -47,7 +47,7 @@ impl TokenTimes {
     }
 
     /// Pods with a token that is to be replaced by now.
-    pub(super) fn due(&self, now: Mono) -> Vec<PodUid> {
+    pub(super) fn due(&self, now: MonoTime) -> Vec<PodUid> {
         let due = self.due.borrow();
         let mut pods: Vec<PodUid> = due
             .iter()

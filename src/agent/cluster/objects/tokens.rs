@@ -7,25 +7,25 @@
 use alloc::collections::{BTreeMap, btree_map::Entry};
 
 use super::{
-    content::Refusal,
-    store::{FORBIDDEN_PAUSES, Objects, SILENT, User},
-    token_times::Due,
+    content::ObjectReadError,
+    store::{FORBIDDEN_PAUSES, ObjectStore, RequestingPod, SILENT},
+    token_times::TokenRenewalTime,
 };
 use crate::{
-    agent::executor::Cancel,
-    api::{Pod, PodError, PodUid, Wall},
+    agent::executor::CallCancel,
+    api::{Pod, PodError, PodUid, WallTime},
     logic::{
-        pod_refs::{self, TokenPlace, TokenRef},
-        token::{self, Issued},
+        pod_refs::{self, TokenLocation, TokenRef},
+        token::{self, IssuedToken},
     },
 };
 
-impl Objects {
+impl ObjectStore {
     /// All tokens of the pod's volumes: those in force, new ones where they are due.
     pub(super) async fn tokens(
         &self,
         pod: &Pod,
-        cancel: &Cancel,
+        cancel: &CallCancel,
     ) -> BTreeMap<TokenRef, Result<Vec<u8>, PodError>> {
         let mut tokens = BTreeMap::new();
         for place in pod_refs::tokens(pod) {
@@ -39,8 +39,8 @@ impl Objects {
     async fn current_token(
         &self,
         pod: &Pod,
-        cancel: &Cancel,
-        place: &TokenPlace<'_>,
+        cancel: &CallCancel,
+        place: &TokenLocation<'_>,
     ) -> Result<Vec<u8>, PodError> {
         let uid = &pod.metadata.uid;
         let mounted = self.mounted_token(uid, place).await;
@@ -48,12 +48,12 @@ impl Objects {
         let now = self.now();
         let due = match (self.tokens.of(uid, &place.token), times) {
             (Some(due), _) if !due.is_found => due,
-            (_, Some(times)) => Due {
+            (_, Some(times)) => TokenRenewalTime {
                 at: now + token::lease_left(times, uid, self.server_time()),
                 is_found: true,
             },
             (Some(due), None) => due,
-            (None, None) => Due {
+            (None, None) => TokenRenewalTime {
                 at: now,
                 is_found: true,
             },
@@ -66,7 +66,7 @@ impl Objects {
         }
         let why = match self.ask_for_token(pod, cancel, &place.token).await {
             Ok(issued) => {
-                let due = Due {
+                let due = TokenRenewalTime {
                     at: self.now() + token::lease(issued.times, uid),
                     is_found: false,
                 };
@@ -99,12 +99,12 @@ impl Objects {
     }
 
     /// The time of day by the clock that tokens are issued by.
-    fn server_time(&self) -> Wall {
+    fn server_time(&self) -> WallTime {
         self.tools.skew.server_time(&*self.tools.clock)
     }
 
     /// The token that the pod has now.
-    async fn mounted_token(&self, uid: &PodUid, place: &TokenPlace<'_>) -> Option<Vec<u8>> {
+    async fn mounted_token(&self, uid: &PodUid, place: &TokenLocation<'_>) -> Option<Vec<u8>> {
         let (volumes, uid) = (self.tools.volumes.clone(), uid.clone());
         let (volume, path) = (place.volume.to_owned(), place.path.to_owned());
         let read = self.tools.disk.run(move || {
@@ -117,13 +117,13 @@ impl Objects {
     async fn ask_for_token(
         &self,
         pod: &Pod,
-        cancel: &Cancel,
+        cancel: &CallCancel,
         token: &TokenRef,
-    ) -> Result<Issued, PodError> {
+    ) -> Result<IssuedToken, PodError> {
         if !self.reach.borrow_mut().may_ask(self.now()) {
             return Err(PodError::Object(SILENT.into()));
         }
-        let user = User {
+        let user = RequestingPod {
             uid: &pod.metadata.uid,
             cancel,
         };
@@ -136,7 +136,8 @@ impl Objects {
             );
             let asked = self.ask(user, None, move |api| {
                 let answer = api.create_token(&namespace, &account, request.as_bytes())?;
-                token::issued(&answer).map_err(|e| Refusal::Other(PodError::Object(e.to_string())))
+                token::issued(&answer)
+                    .map_err(|e| ObjectReadError::Other(PodError::Object(e.to_string())))
             });
             let answer = asked.await;
             if !self.pause(user, &answer, &mut pauses).await {
@@ -145,7 +146,7 @@ impl Objects {
         }
     }
 
-    async fn keep_first_token(&self, uid: &PodUid, token: &TokenRef, issued: &Issued) {
+    async fn keep_first_token(&self, uid: &PodUid, token: &TokenRef, issued: &IssuedToken) {
         let (files, text) = (self.files.clone(), issued.token.clone());
         let (uid, token) = (uid.clone(), token.clone());
         let write = move || files.write_token(&uid, &token, &text);

@@ -5,10 +5,10 @@ use core::time::Duration;
 
 use smol::future::FutureExt as _;
 
-use super::store::Objects;
+use super::store::ObjectStore;
 use crate::{
-    agent::{asker::Asker, core::Event},
-    api::{PodUid, order::Gather as _},
+    agent::{asker::AgentHandle, core::AgentEvent},
+    api::{PodUid, order::GatherExt as _},
 };
 
 /// Time for writes to gather before they are brought to disk for good: a rollout is one such group.
@@ -20,8 +20,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Looks after objects and tokens.
 pub(in crate::agent::cluster) struct ObjectKeeper {
-    pub(in crate::agent::cluster) objects: Rc<Objects>,
-    pub(in crate::agent::cluster) asker: Asker,
+    pub(in crate::agent::cluster) objects: Rc<ObjectStore>,
+    pub(in crate::agent::cluster) asker: AgentHandle,
 }
 
 impl ObjectKeeper {
@@ -47,7 +47,7 @@ impl ObjectKeeper {
             let now = clock.now();
             let due = mine.tokens.due(now);
             if !due.is_empty() {
-                self.asker.send(Event::Resync(due)).await;
+                self.asker.send(AgentEvent::Resync(due)).await;
             }
             if now >= sweep {
                 sweep = now + self.tidy().await;

@@ -4,10 +4,10 @@ use core::{cell::Cell, future::pending, time::Duration};
 use std::rc::Rc;
 
 use picolet_grpc::{
-    client::{Call, Client, Options},
+    client::{CallOptions, ClientCall, GrpcClient},
     envelope::MAX_MESSAGE_BYTES,
-    server::{Exchange, Handler},
-    status::{Code, Status},
+    server::{CallHandler, ServerCall},
+    status::{GrpcCode, GrpcStatus},
 };
 use smol::future::{or, yield_now};
 
@@ -36,10 +36,10 @@ pub(crate) async fn until(is_so: impl Fn() -> bool) {
 }
 
 /// A service of all kinds of methods, and the number of handlers at work.
-pub(crate) fn service() -> (Handler, Rc<Cell<usize>>) {
+pub(crate) fn service() -> (CallHandler, Rc<Cell<usize>>) {
     let count = Rc::new(Cell::new(0));
     let working = count.clone();
-    let handler: Handler = Rc::new(move |mut exchange: Exchange| {
+    let handler: CallHandler = Rc::new(move |mut exchange: ServerCall| {
         let working = Working::begin(&working);
         Box::pin(async move {
             let _working = working;
@@ -72,12 +72,13 @@ pub(crate) fn service() -> (Handler, Rc<Cell<usize>>) {
                     exchange.answer(&mut text(&sent.unwrap_or_default())).await
                 }
                 "/test.Echo/Never" => pending().await,
-                "/test.Echo/Refused" => {
-                    Err(Status::new(Code::NOT_FOUND, "no \"pod\" of 100 %, né\n"))
-                }
+                "/test.Echo/Refused" => Err(GrpcStatus::new(
+                    GrpcCode::NOT_FOUND,
+                    "no \"pod\" of 100 %, né\n",
+                )),
                 other => {
                     let text = format!("unknown method {other}");
-                    Err(Status::new(Code::UNIMPLEMENTED, text))
+                    Err(GrpcStatus::new(GrpcCode::UNIMPLEMENTED, text))
                 }
             }
         })
@@ -85,15 +86,15 @@ pub(crate) fn service() -> (Handler, Rc<Cell<usize>>) {
     (handler, count)
 }
 
-async fn once(client: &Client, mut request: Text) -> Result<Text, Status> {
-    let options = Options::default();
+async fn once(client: &GrpcClient, mut request: Text) -> Result<Text, GrpcStatus> {
+    let options = CallOptions::default();
     client
         .unary("/test.Echo/Once", &mut request, &options)
         .await
 }
 
-async fn begin(client: &Client, path: &str) -> Call {
-    let call = client.call(path, &Options::default()).await;
+async fn begin(client: &GrpcClient, path: &str) -> ClientCall {
+    let call = client.call(path, &CallOptions::default()).await;
     call.expect("a call")
 }
 
@@ -105,7 +106,7 @@ fn all_kinds_of_methods() {
             text: "b".into(),
             number: 3,
         };
-        let options = Options::default();
+        let options = CallOptions::default();
         let call = client.streaming("/test.Echo/Many", &mut request, &options);
         let mut call = call.await.expect("a call");
         for number in 0..3 {
@@ -120,10 +121,10 @@ fn all_kinds_of_methods() {
         }
         call.finish();
         assert_eq!(call.next().await, Ok(None));
-        let options = Options {
+        let options = CallOptions {
             metadata: vec![(b"x-test".to_vec(), b"value".to_vec())],
             timeout: Some(Duration::from_secs(60)),
-            ..Options::default()
+            ..CallOptions::default()
         };
         let answer = client.unary("/test.Echo/Metadata", &mut text(""), &options);
         assert_eq!(answer.await, Ok(text("value")));
@@ -133,17 +134,17 @@ fn all_kinds_of_methods() {
 #[test]
 fn failures_say_why() {
     with_server(service().0, 1, async |client| {
-        let options = Options::default();
+        let options = CallOptions::default();
         for (path, code, message) in [
             (
                 "/test.Echo/Refused",
-                Code::NOT_FOUND,
+                GrpcCode::NOT_FOUND,
                 "no \"pod\" of 100 %, né\n",
             ),
-            ("/a.B/C", Code::UNIMPLEMENTED, "unknown method /a.B/C"),
+            ("/a.B/C", GrpcCode::UNIMPLEMENTED, "unknown method /a.B/C"),
         ] {
             let answer = client.unary::<Text>(path, &mut text(""), &options).await;
-            assert_eq!(answer, Err(Status::new(code, message)));
+            assert_eq!(answer, Err(GrpcStatus::new(code, message)));
         }
         // More than one answer, or none, is no answer to a question.
         for number in [0, 2] {
@@ -152,13 +153,13 @@ fn failures_say_why() {
                 number,
             };
             let answer = client.unary::<Text>("/test.Echo/Many", &mut request, &options);
-            assert_eq!(answer.await.map_err(|e| e.code), Err(Code::INTERNAL));
+            assert_eq!(answer.await.map_err(|e| e.code), Err(GrpcCode::INTERNAL));
         }
         let mut call = begin(&client, "/test.Echo/Once").await;
         call.send(b"\xff").await.expect("sent");
         call.finish();
         let status = call.next().await.expect_err("no message");
-        assert_eq!(status.code, Code::INTERNAL);
+        assert_eq!(status.code, GrpcCode::INTERNAL);
         assert_eq!(once(&client, text("still")).await, Ok(text("still")));
     });
 }
@@ -167,15 +168,15 @@ fn failures_say_why() {
 fn what_takes_too_long_or_is_dropped_is_given_up_on_both_sides() {
     let (handler, working) = service();
     with_server(handler, 1, async |client| {
-        let options = Options {
+        let options = CallOptions {
             timeout: Some(Duration::from_millis(20)),
-            ..Options::default()
+            ..CallOptions::default()
         };
         let answer = client.unary::<Text>("/test.Echo/Never", &mut text(""), &options);
         let status = answer.await.expect_err("never");
-        assert_eq!(status.code, Code::DEADLINE_EXCEEDED);
+        assert_eq!(status.code, GrpcCode::DEADLINE_EXCEEDED);
         until(|| working.get() == 0).await;
-        let forever = Options::default();
+        let forever = CallOptions::default();
         let asked = async {
             let answer = client.unary::<Text>("/test.Echo/Never", &mut text(""), &forever);
             let _ = answer.await;
@@ -196,7 +197,7 @@ fn large_messages() {
             .await
             .expect("sent");
         let status = call.next().await.expect_err("too large");
-        assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
+        assert_eq!(status.code, GrpcCode::RESOURCE_EXHAUSTED);
         assert_eq!(once(&client, text("on")).await, Ok(text("on")));
     });
 }
@@ -209,7 +210,7 @@ fn a_reader_that_sleeps_loses_its_call_and_holds_up_nobody() {
             text: "x".repeat(100),
             number: 1_000_000,
         };
-        let options = Options::default();
+        let options = CallOptions::default();
         let call = client.streaming("/test.Echo/Many", &mut request, &options);
         let mut sleeper = call.await.expect("a call");
         for _ in 0..200 {
@@ -222,7 +223,7 @@ fn a_reader_that_sleeps_loses_its_call_and_holds_up_nobody() {
         }
         until(|| working.get() == 0).await;
         let status = sleeper.answer::<Text>().await.expect_err("too late");
-        assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
+        assert_eq!(status.code, GrpcCode::RESOURCE_EXHAUSTED);
         // One that reads gets all.
         request.number = 20_000;
         let call = client.streaming("/test.Echo/Many", &mut request, &options);
@@ -241,8 +242,8 @@ fn more_calls_than_streams() {
     let (handler, working) = service();
     let executor = smol::LocalExecutor::new();
     with_server(handler, 1, async |client| {
-        let never = |client: Client| async move {
-            let options = Options::default();
+        let never = |client: GrpcClient| async move {
+            let options = CallOptions::default();
             let answer = client.unary::<Text>("/test.Echo/Never", &mut text(""), &options);
             answer.await.expect_err("dropped")
         };
@@ -275,9 +276,9 @@ fn a_connection_that_ends() {
     };
     super::speak(1, silent, async |client| {
         let status = once(&client, text("a")).await.expect_err("nobody is there");
-        assert_eq!(status.code, Code::UNAVAILABLE);
+        assert_eq!(status.code, GrpcCode::UNAVAILABLE);
         assert!(client.is_leaving());
         let status = once(&client, text("a")).await.expect_err("still nobody");
-        assert_eq!(status.code, Code::UNAVAILABLE);
+        assert_eq!(status.code, GrpcCode::UNAVAILABLE);
     });
 }

@@ -11,9 +11,9 @@ use std::{
 };
 
 use picolet_grpc::{
-    client::{self, Client, Options},
+    client::{self, CallOptions, GrpcClient},
     proto::{Message, encode, message},
-    status::{Code, Status},
+    status::{GrpcCode, GrpcStatus},
 };
 use smol::{Async, LocalExecutor, Timer};
 
@@ -179,7 +179,7 @@ impl Containerd {
     }
 
     /// Waits until it answers.
-    async fn client(&mut self, executor: &LocalExecutor<'_>) -> Client {
+    async fn client(&mut self, executor: &LocalExecutor<'_>) -> GrpcClient {
         for _ in 0..PATIENCE_MS / 20 {
             if let Ok(socket) = Async::<UnixStream>::connect(self.dir.join("sock")).await {
                 let clock = Rc::new(Clock { speed: 1 });
@@ -200,14 +200,14 @@ impl Containerd {
 }
 
 async fn cri<A: Message + Default>(
-    client: &Client,
+    client: &GrpcClient,
     method: &str,
     request: &mut dyn Message,
-) -> Result<A, Status> {
-    let options = Options {
+) -> Result<A, GrpcStatus> {
+    let options = CallOptions {
         timeout: Some(Duration::from_secs(60)),
         metadata: vec![(b"containerd-namespace".to_vec(), b"test".to_vec())],
-        ..Options::default()
+        ..CallOptions::default()
     };
     client.unary(&format!("/{method}"), request, &options).await
 }
@@ -230,7 +230,7 @@ fn our_client_and_containerd() {
     }));
 }
 
-async fn runtime_service(client: &Client) {
+async fn runtime_service(client: &GrpcClient) {
     let mut request = VersionRequest {
         version: "0.1.0".into(),
     };
@@ -271,25 +271,25 @@ async fn runtime_service(client: &Client) {
     for (method, code, text) in [
         (
             "runtime.v1.RuntimeService/NoSuchMethod",
-            Code::UNIMPLEMENTED,
+            GrpcCode::UNIMPLEMENTED,
             "unknown method NoSuchMethod for service runtime.v1.RuntimeService",
         ),
-        ("a.B/C", Code::UNIMPLEMENTED, "unknown service a.B"),
+        ("a.B/C", GrpcCode::UNIMPLEMENTED, "unknown service a.B"),
         (
             "runtime.v1.RuntimeService/ContainerStatus",
-            Code::NOT_FOUND,
+            GrpcCode::NOT_FOUND,
             "an error occurred when try to find container \"gone\": not found",
         ),
     ] {
         let mut request = StatusOfContainer { id: "gone".into() };
         let answer = cri::<StatusRequest>(client, method, &mut request).await;
-        assert_eq!(answer, Err(Status::new(code, text)));
+        assert_eq!(answer, Err(GrpcStatus::new(code, text)));
     }
 }
 
 /// A stream that goes on while other calls are made; then it is dropped.
-async fn events(client: &Client) {
-    let options = Options::default();
+async fn events(client: &GrpcClient) {
+    let options = CallOptions::default();
     let path = "/containerd.services.events.v1.Events/Subscribe";
     let call = client.streaming(path, &mut Subscribe::default(), &options);
     let mut events = call.await.expect("a subscription");
@@ -320,11 +320,11 @@ async fn events(client: &Client) {
 }
 
 /// A stream both ways, and a large one back.
-async fn content(client: &Client) {
+async fn content(client: &GrpcClient) {
     const PIECE_BYTES: usize = 3 << 20;
-    let options = Options {
+    let options = CallOptions {
         metadata: vec![(b"containerd-namespace".to_vec(), b"test".to_vec())],
-        ..Options::default()
+        ..CallOptions::default()
     };
     let mut all = Vec::new();
     let path = "/containerd.services.content.v1.Content/Write";

@@ -9,10 +9,10 @@ use std::{
 };
 
 use picolet_grpc::{
-    client::{self, Options},
+    client::{self, CallOptions},
     envelope::MAX_MESSAGE_BYTES,
     server,
-    status::Code,
+    status::GrpcCode,
 };
 use smol::{
     Async, LocalExecutor, Timer,
@@ -105,10 +105,10 @@ fn our_client_and_their_server() {
         };
         let (client, driver) = client::connect(pipe, "localhost", Rc::new(Clock { speed: 1 }));
         executor.spawn(driver).detach();
-        let options = Options {
+        let options = CallOptions {
             timeout: Some(Duration::from_secs(60)),
             metadata: vec![(b"x-test".to_vec(), b"value".to_vec())],
-            ..Options::default()
+            ..CallOptions::default()
         };
         for bytes in [0, 1, 100_000, MAX_MESSAGE_BYTES - 100] {
             let mut asked = text(&"x".repeat(bytes));
@@ -119,26 +119,26 @@ fn our_client_and_their_server() {
         let status = answer.await.expect_err("refused");
         assert_eq!(
             (status.code, status.message.as_str()),
-            (Code::NOT_FOUND, "100 % né\n")
+            (GrpcCode::NOT_FOUND, "100 % né\n")
         );
         let answer = client
             .unary::<Text>("/a.B/C", &mut text(""), &options)
             .await;
-        assert_eq!(answer.expect_err("unknown").code, Code::UNIMPLEMENTED);
+        assert_eq!(answer.expect_err("unknown").code, GrpcCode::UNIMPLEMENTED);
         let call = client.streaming("/test.Echo/Many", &mut text("a"), &options);
         let mut call = call.await.expect("a call");
         for _ in 0..5000 {
             assert_eq!(call.answer().await, Ok(Some(text("a"))));
         }
         assert_eq!(call.answer::<Text>().await, Ok(None));
-        let short = Options {
+        let short = CallOptions {
             timeout: Some(Duration::from_millis(50)),
-            ..Options::default()
+            ..CallOptions::default()
         };
         let answer = client.unary::<Text>("/test.Echo/Never", &mut text(""), &short);
         assert_eq!(
             answer.await.expect_err("late").code,
-            Code::DEADLINE_EXCEEDED
+            GrpcCode::DEADLINE_EXCEEDED
         );
     }));
     let _ = std::fs::remove_file(&socket);

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream, client::SendRequest, server::SendResponse};
 use http::{HeaderMap, Request, Response};
 use picolet_grpc::{
-    client::Options,
-    envelope::{Envelopes, wrap},
+    client::CallOptions,
+    envelope::{EnvelopeReader, wrap},
     server,
-    status::Code,
+    status::GrpcCode,
 };
 use smol::{
     Async, LocalExecutor,
@@ -140,7 +140,7 @@ fn h2_server(theirs: Async<UnixStream>, executor: Rc<LocalExecutor<'static>>) {
 #[test]
 fn our_client_and_their_server() {
     speak(1, h2_server, async |client| {
-        let options = Options::default();
+        let options = CallOptions::default();
         // Many, so that tables of headers are used and run over.
         for n in 0..300 {
             let mut asked = text(&n.to_string());
@@ -152,10 +152,10 @@ fn our_client_and_their_server() {
         let answer: Result<Text, _> = client.unary("/h2/Echo", &mut large, &options).await;
         assert_eq!(answer, Ok(large));
         for (path, code, message) in [
-            ("/h2/TrailersOnly", Code(9), "not now"),
+            ("/h2/TrailersOnly", GrpcCode(9), "not now"),
             (
                 "/h2/Reset",
-                Code::UNAVAILABLE,
+                GrpcCode::UNAVAILABLE,
                 "stream terminated by RST_STREAM with error code: 7",
             ),
         ] {
@@ -163,14 +163,14 @@ fn our_client_and_their_server() {
             let status = answer.expect_err("refused");
             assert_eq!((status.code, status.message.as_str()), (code, message));
         }
-        let short = Options {
+        let short = CallOptions {
             timeout: Some(Duration::from_millis(10)),
-            ..Options::default()
+            ..CallOptions::default()
         };
         let answer = client
             .unary::<Text>("/h2/Never", &mut text(""), &short)
             .await;
-        assert_eq!(answer.expect_err("late").code, Code::DEADLINE_EXCEEDED);
+        assert_eq!(answer.expect_err("late").code, GrpcCode::DEADLINE_EXCEEDED);
         // At once, though seven streams are all there is.
         let executor = LocalExecutor::new();
         let calls: Vec<_> = (0..50)
@@ -178,7 +178,7 @@ fn our_client_and_their_server() {
                 let client = client.clone();
                 executor.spawn(async move {
                     let mut asked = text(&n.to_string().repeat(10_000));
-                    let options = Options::default();
+                    let options = CallOptions::default();
                     let answer = client.unary::<Text>("/h2/Echo", &mut asked, &options).await;
                     assert_eq!(answer, Ok(asked));
                 })
@@ -197,7 +197,7 @@ fn our_client_and_their_server() {
 type Requests = SendRequest<Bytes>;
 
 /// Runs what asks a server of ours through h2.
-fn ask<F: Future>(handler: server::Handler, ask: impl FnOnce(Requests) -> F) -> F::Output {
+fn ask<F: Future>(handler: server::CallHandler, ask: impl FnOnce(Requests) -> F) -> F::Output {
     let executor = LocalExecutor::new();
     let (ours, theirs) = pair();
     let serve = server::serve(ours, handler, Rc::new(Clock { speed: 1 }));
@@ -237,7 +237,9 @@ async fn call(
         let value = fields.get(name).map(|value| value.to_str().expect("text"));
         value.unwrap_or_default().to_owned()
     };
-    let message = Envelopes::default().take(&mut bytes).expect("a message");
+    let message = EnvelopeReader::default()
+        .take(&mut bytes)
+        .expect("a message");
     (
         value("grpc-status"),
         value("grpc-message"),

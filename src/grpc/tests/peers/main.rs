@@ -7,7 +7,10 @@ use std::{
     rc::Rc,
 };
 
-use picolet_grpc::{Sleep, Time, client, client::Client, proto::message, server, server::Handler};
+use picolet_grpc::{
+    ConnectionClock, SleepFuture, client, client::GrpcClient, proto::message, server,
+    server::CallHandler,
+};
 use smol::{Async, LocalExecutor};
 
 #[macro_use]
@@ -39,13 +42,13 @@ struct Clock {
     speed: u32,
 }
 
-impl Time for Clock {
+impl ConnectionClock for Clock {
     fn now(&self) -> Duration {
         let since = std::time::UNIX_EPOCH.elapsed();
         since.expect("after 1970") * self.speed
     }
 
-    fn sleep(&self, time: Duration) -> Sleep {
+    fn sleep(&self, time: Duration) -> SleepFuture {
         let time = time / self.speed;
         Box::pin(async move {
             smol::Timer::after(time).await;
@@ -70,7 +73,7 @@ fn pair() -> (Async<UnixStream>, Async<UnixStream>) {
 fn speak<F: Future>(
     speed: u32,
     peer: impl FnOnce(Async<UnixStream>, Rc<LocalExecutor<'static>>),
-    speak: impl FnOnce(Client) -> F,
+    speak: impl FnOnce(GrpcClient) -> F,
 ) -> F::Output {
     let executor = Rc::new(LocalExecutor::new());
     let (ours, theirs) = pair();
@@ -82,9 +85,9 @@ fn speak<F: Future>(
 
 /// Runs `then` with a client of a server of this crate.
 fn with_server<F: Future>(
-    handler: Handler,
+    handler: CallHandler,
     speed: u32,
-    then: impl FnOnce(Client) -> F,
+    then: impl FnOnce(GrpcClient) -> F,
 ) -> F::Output {
     let serve = |theirs, executor: Rc<LocalExecutor<'static>>| {
         let server = server::serve(theirs, handler, Rc::new(Clock { speed: 1 }));

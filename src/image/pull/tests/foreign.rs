@@ -6,7 +6,7 @@ use super::*;
 const BASIC: &str = "Basic dXNlcjpzZWNyZXQ=";
 const LATER: &str = "Basic dXNlcjpsYXRlcg==";
 
-fn credential(server: &Server, password: &str) -> Option<Credential> {
+fn credential(server: &Server, password: &str) -> Option<RegistryCredential> {
     let host = server.address.to_string();
     only(&json!({"auths": { host: {"username": "user", "password": password} }}))
 }
@@ -58,7 +58,7 @@ fn named(server: &Server, repository: &str, tag: usize) -> String {
 }
 
 impl Bench {
-    fn pull_with(&self, image: &str, credential: Option<Credential>) -> Outcome {
+    fn pull_with(&self, image: &str, credential: Option<RegistryCredential>) -> PullOutcome {
         smol::block_on(self.puller.pull(image, credential))
     }
 }
@@ -100,7 +100,7 @@ fn who_knows_a_digest_does_not_get_the_layer() {
     let own = own.expect("pulled");
     for restarted in [false, true] {
         if restarted {
-            bench.restart(Settings::default());
+            bench.restart(PullSettings::default());
         }
         for (name, image) in [
             ("a registry of her own", image(&boaster)),
@@ -143,7 +143,7 @@ fn nor_what_only_arrived() {
     assert!(bench.pull_with(&image(&team), mine()).is_err());
     for restarted in [false, true] {
         if restarted {
-            bench.restart(Settings::default());
+            bench.restart(PullSettings::default());
         }
         let arriving = bench.arriving();
         let whole = arriving.iter().filter(|name| !name.ends_with(".part"));

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn many_changes_are_read_by_one_list() {
-    let mut desk = Desk::new(Paces::NORMAL);
+    let mut desk = Desk::new(PollIntervals::NORMAL);
     assert_eq!(desk.asks(), ["Live"]);
     let names: Vec<String> = (0..25).map(|n| format!("p{n}")).collect();
     let all: Vec<(&str, &str)> = names.iter().map(|n| (n.as_str(), "1")).collect();
@@ -18,11 +18,11 @@ fn many_changes_are_read_by_one_list() {
         let said = desk
             .poll
             .on_object(&item(name, "1"), running("1"), desk.now);
-        assert_eq!(said, Verdict::Deliver);
+        assert_eq!(said, DeliveryVerdict::Deliver);
         let again = desk
             .poll
             .on_object(&item(name, "1"), running("1"), desk.now);
-        assert_eq!(again, Verdict::Ignore);
+        assert_eq!(again, DeliveryVerdict::Ignore);
     }
     // An over-long object is shown by its metadata, and read by itself.
     desk.poll.on_item(&item("p0", "1"), desk.now);
@@ -30,7 +30,7 @@ fn many_changes_are_read_by_one_list() {
     assert_eq!(desk.asks(), ["get pod-p0"], "the first snapshot waits");
     assert!(!desk.poll.has_completed());
     for _ in 0..TRIES {
-        desk.fails("p0", Failure::Unusable);
+        desk.fails("p0", ApiRequestFailure::Unusable);
         desk.wait(6_000);
         desk.asks();
     }
@@ -44,7 +44,7 @@ fn many_changes_are_read_by_one_list() {
 
 #[test]
 fn more_pods_than_fit() {
-    let mut desk = Desk::new(Paces::NORMAL);
+    let mut desk = Desk::new(PollIntervals::NORMAL);
     desk.asks();
     let names: Vec<String> = (0..50).map(|n| format!("p{n}")).collect();
     for name in &names {
@@ -77,7 +77,7 @@ fn finished_pods_do_not_fill_the_table() {
         desk.poll.restore(&item, running("0"), desk.now);
         desk.poll.on_write_started(&item.uid);
         let said = desk.poll.on_write_ended(&item.uid, Some(over(n)), desk.now);
-        assert_eq!(said, Verdict::Same);
+        assert_eq!(said, DeliveryVerdict::Same);
     }
     assert_eq!(desk.poll.known().count(), MAX_FINISHED + 1);
     let gone: Vec<String> = desk

@@ -6,9 +6,9 @@ use core::mem;
 use crate::{
     api::{
         PodError,
-        cdi::{DeviceNode, Edits, File, NodeSeen},
-        oci::{Device, DeviceRule, Spec, may_mount_at},
-        order::Order as _,
+        cdi::{CdiEdits, CdiFile, DeviceNode, HostNodeLookup},
+        oci::{DeviceRule, OciDevice, Spec, may_mount_at},
+        order::OrderExt as _,
     },
     devices::shown,
     oci::{by_depth, clean},
@@ -32,11 +32,11 @@ pub(crate) fn winner(dirs: &[usize]) -> Option<usize> {
 ///
 /// - Errors: a name is in no file, or in two of one directory; an edit is not allowed, or not possible here.
 pub fn resolve(
-    mut files: Vec<File>,
+    mut files: Vec<CdiFile>,
     names: &[String],
     skipped: &[String],
     may_hook: bool,
-) -> Result<Vec<Edits>, PodError> {
+) -> Result<Vec<CdiEdits>, PodError> {
     let mut chosen = Vec::new();
     let mut unknown = Vec::new();
     for name in names {
@@ -98,8 +98,8 @@ pub fn resolve(
 }
 
 /// Number of variables, nodes, mounts, hooks and groups in the edits.
-pub(super) const fn size(edits: &Edits) -> usize {
-    let Edits {
+pub(super) const fn size(edits: &CdiEdits) -> usize {
+    let CdiEdits {
         env,
         nodes,
         mounts,
@@ -113,7 +113,7 @@ pub(super) const fn size(edits: &Edits) -> usize {
 /// Applies edits to a container's configuration, in this order, once the nodes were looked at.
 ///
 /// - Errors: a node is not what it is to be. The configuration is of no use then.
-pub fn apply(spec: &mut Spec, all: Vec<Edits>) -> Result<(), PodError> {
+pub fn apply(spec: &mut Spec, all: Vec<CdiEdits>) -> Result<(), PodError> {
     let mut mounts = false;
     for edits in all {
         for variable in edits.env {
@@ -192,7 +192,7 @@ fn give(spec: &mut Spec, node: DeviceNode) -> Result<(), PodError> {
 
 /// Completes a node with the values of the machine's device where the file gives none. The device is not needed if the
 /// file gives the type and the major number.
-fn whole(node: DeviceNode) -> Result<Device, PodError> {
+fn whole(node: DeviceNode) -> Result<OciDevice, PodError> {
     let DeviceNode {
         mut device,
         host_path,
@@ -201,10 +201,10 @@ fn whole(node: DeviceNode) -> Result<Device, PodError> {
     } = node;
     let is_told = !device.kind.is_empty() && (device.major > 0 || device.kind == "p");
     let seen = match seen {
-        NodeSeen::Node(seen) => seen,
-        NodeSeen::Not | NodeSeen::Wrong(_) if is_told => return Ok(device),
-        NodeSeen::Not => return Err(PodError::Node(format!("device {host_path:?}"))),
-        NodeSeen::Wrong(why) => {
+        HostNodeLookup::Node(seen) => seen,
+        HostNodeLookup::Not | HostNodeLookup::Wrong(_) if is_told => return Ok(device),
+        HostNodeLookup::Not => return Err(PodError::Node(format!("device {host_path:?}"))),
+        HostNodeLookup::Wrong(why) => {
             return Err(PodError::Node(format!("device {host_path:?}: {why}")));
         }
     };
@@ -244,7 +244,13 @@ mod tests {
     }
 
     /// A file with devices of these names and their edits.
-    fn file(path: &str, dir: usize, kind: &str, common: &str, devices: &[(&str, Value)]) -> File {
+    fn file(
+        path: &str,
+        dir: usize,
+        kind: &str,
+        common: &str,
+        devices: &[(&str, Value)],
+    ) -> CdiFile {
         let devices = devices.iter();
         let devices = devices.map(|(name, edits)| json!({"name": name, "containerEdits": edits}));
         let value = json!({
@@ -263,7 +269,7 @@ mod tests {
         json!({"env": [format!("A={text}")]})
     }
 
-    fn resolved(files: &[File], wanted: &[&str]) -> Result<Vec<String>, String> {
+    fn resolved(files: &[CdiFile], wanted: &[&str]) -> Result<Vec<String>, String> {
         let all = resolve(files.to_vec(), &names(wanted), &["/x: bad".into()], false);
         let all = all.map_err(|e| e.to_string())?;
         Ok(all.into_iter().flat_map(|edits| edits.env).collect())
@@ -334,7 +340,7 @@ mod tests {
             "x",
             &[("a", hooks), ("b", net), ("c", env("c"))],
         )];
-        let refused = |files: &[File], name: &str, may_hook| {
+        let refused = |files: &[CdiFile], name: &str, may_hook| {
             let all = resolve(files.to_vec(), &names(&[name]), &[], may_hook);
             all.map(|_| ()).map_err(|e| e.to_string())
         };
@@ -380,32 +386,32 @@ mod tests {
         }
     }
 
-    fn edits(value: &Value) -> Edits {
+    fn edits(value: &Value) -> CdiEdits {
         let mut file = file("/0/a", 0, "v.com/c", "x", &[("a", value.clone())]);
         file.devices.remove(0).1
     }
 
-    fn node(value: &Value, seen: NodeSeen) -> Edits {
+    fn node(value: &Value, seen: HostNodeLookup) -> CdiEdits {
         let mut edits = edits(&json!({"deviceNodes": [value]}));
         edits.nodes[0].seen = seen;
         edits.file = "/0/a".into();
         edits
     }
 
-    fn there(kind: &str, major: i64, minor: i64) -> NodeSeen {
-        NodeSeen::Node(Device {
+    fn there(kind: &str, major: i64, minor: i64) -> HostNodeLookup {
+        HostNodeLookup::Node(OciDevice {
             kind: kind.into(),
             major,
             minor,
             file_mode: Some(0o640),
-            ..Device::default()
+            ..OciDevice::default()
         })
     }
 
     #[test]
     fn nodes_and_their_rules() {
         // CDI-05
-        let absent = || NodeSeen::Wrong("No such file".into());
+        let absent = || HostNodeLookup::Wrong("No such file".into());
         let given = |value: Value, seen| {
             let mut spec = spec(0, 0);
             apply(&mut spec, [node(&value, seen)].into()).map_err(|e| e.to_string())?;
@@ -481,10 +487,10 @@ mod tests {
             ),
         ] {
             let mut spec = spec(user.0, user.1);
-            spec.linux.devices.push(Device {
+            spec.linux.devices.push(OciDevice {
                 path: "/dev/a".into(),
                 major: 99,
-                ..Device::default()
+                ..OciDevice::default()
             });
             apply(&mut spec, [node(&value, there("c", 5, 6))].into()).expect("done");
             // A node with the same path replaces the first.

@@ -7,11 +7,11 @@ use serde_json::Value;
 use super::edits::size;
 use crate::{
     api::{
-        cdi::{DeviceNode, Edits, File, NodeSeen},
-        oci::{Device, Hook, Mount},
+        cdi::{CdiEdits, CdiFile, DeviceNode, HostNodeLookup},
+        oci::{Hook, Mount, OciDevice},
         strict::WrongValue,
     },
-    fields::Fields,
+    fields::RemainingFields,
 };
 
 /// Versions of the interface, the first one first.
@@ -43,14 +43,14 @@ const MAX_NAME: usize = 255;
 /// Reads the devices of these names from a file.
 ///
 /// - Errors: the first thing that is wrong with the file, whatever it concerns. All of it is void then.
-pub fn read_named(value: Value, names: &[String]) -> Result<File, WrongValue> {
+pub fn read_named(value: Value, names: &[String]) -> Result<CdiFile, WrongValue> {
     read(value, &|name| names.iter().any(|wanted| wanted == name))
 }
 
 /// Reads the devices that are wanted, by their qualified names, from a file.
-pub(crate) fn read(value: Value, wanted: &dyn Fn(&str) -> bool) -> Result<File, WrongValue> {
-    let mut fields = Fields::owned(value, "")?.with_texts(MAX_TEXT);
-    let mut reader = Reader::default();
+pub(crate) fn read(value: Value, wanted: &dyn Fn(&str) -> bool) -> Result<CdiFile, WrongValue> {
+    let mut fields = RemainingFields::owned(value, "")?.with_texts(MAX_TEXT);
+    let mut reader = CdiFileReader::default();
     let version = fields.text("cdiVersion")?;
     let plain = version.strip_prefix('v').unwrap_or(&version);
     let Some(version_at) = VERSIONS.iter().position(|known| *known == plain) else {
@@ -67,7 +67,7 @@ pub(crate) fn read(value: Value, wanted: &dyn Fn(&str) -> bool) -> Result<File, 
         reader.needs(V0_6, &fields, "kind");
     }
     reader.annotations(&mut fields)?;
-    let mut file = File::default();
+    let mut file = CdiFile::default();
     let mut names = BTreeSet::new();
     let devices = fields.list("devices")?;
     if devices.is_empty() {
@@ -125,15 +125,15 @@ fn is_name(text: &str, inside: &[u8], most: usize) -> bool {
 
 /// Reader of one file. It keeps the least version of the interface that the file needs.
 #[derive(Default)]
-struct Reader {
+struct CdiFileReader {
     /// The least version, by its place.
     version: usize,
     /// Field that needs this version.
     field: Option<String>,
 }
 
-impl Reader {
-    fn needs(&mut self, version: usize, fields: &Fields<'_>, name: &str) {
+impl CdiFileReader {
+    fn needs(&mut self, version: usize, fields: &RemainingFields<'_>, name: &str) {
         if version > self.version {
             self.version = version;
             self.field = Some(fields.path_of(name));
@@ -141,7 +141,7 @@ impl Reader {
     }
 
     /// Checks annotations, which are for other programs.
-    fn annotations(&mut self, fields: &mut Fields<'_>) -> Result<(), WrongValue> {
+    fn annotations(&mut self, fields: &mut RemainingFields<'_>) -> Result<(), WrongValue> {
         let Some(value) = fields.take("annotations") else {
             return Ok(());
         };
@@ -156,8 +156,8 @@ impl Reader {
     }
 
     /// Reads a device: its name, and its edits.
-    fn device(&mut self, value: Value, path: &str) -> Result<(String, Edits), WrongValue> {
-        let mut fields = Fields::owned(value, path)?.with_texts(MAX_TEXT);
+    fn device(&mut self, value: Value, path: &str) -> Result<(String, CdiEdits), WrongValue> {
+        let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
         let name = fields.text("name")?;
         if !is_device(&name) {
             let message = format!("is {name:?}, must be letters and digits, with _-.: inside");
@@ -174,16 +174,16 @@ impl Reader {
     }
 
     /// Reads `containerEdits`; `None` if there are none.
-    fn edits(&mut self, of: &mut Fields<'_>) -> Result<Option<Edits>, WrongValue> {
+    fn edits(&mut self, of: &mut RemainingFields<'_>) -> Result<Option<CdiEdits>, WrongValue> {
         let name = "containerEdits";
         let Some(value) = of.take(name) else {
             return Ok(None);
         };
         let path = of.path_of(name);
-        let mut fields = Fields::owned(value, &path)?.with_texts(MAX_TEXT);
-        let mut edits = Edits {
+        let mut fields = RemainingFields::owned(value, &path)?.with_texts(MAX_TEXT);
+        let mut edits = CdiEdits {
             env: variables(&mut fields)?,
-            ..Edits::default()
+            ..CdiEdits::default()
         };
         for (value, path) in each(&mut fields, "deviceNodes")? {
             edits.nodes.push(self.node(value, &path)?);
@@ -214,7 +214,7 @@ impl Reader {
     }
 
     fn node(&mut self, value: Value, path: &str) -> Result<DeviceNode, WrongValue> {
-        let mut fields = Fields::owned(value, path)?.with_texts(MAX_TEXT);
+        let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
         let path = absolute(&mut fields, "path")?;
         let host_path = match &*fields.text("hostPath")? {
             "" => path.clone(),
@@ -245,7 +245,7 @@ impl Reader {
                 return Err(fields.wrong("permissions", message));
             }
         };
-        let device = Device {
+        let device = OciDevice {
             kind: kind.to_owned(),
             path,
             major: major.unwrap_or(0).into(),
@@ -259,12 +259,12 @@ impl Reader {
             device,
             host_path,
             access,
-            seen: NodeSeen::Not,
+            seen: HostNodeLookup::Not,
         })
     }
 
     fn mount(&mut self, value: Value, path: &str) -> Result<Mount, WrongValue> {
-        let mut fields = Fields::owned(value, path)?.with_texts(MAX_TEXT);
+        let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
         let kind = fields.text("type")?;
         if !kind.is_empty() {
             self.needs(V0_4, &fields, "type");
@@ -289,7 +289,7 @@ impl Reader {
 
     /// Checks `intelRdt`. It has no effect here, but a mistake in it makes the file invalid.
     fn intel_rdt(&mut self, value: Value, path: &str) -> Result<(), WrongValue> {
-        let mut fields = Fields::owned(value, path)?.with_texts(MAX_TEXT);
+        let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
         for name in ["closID", "l3CacheSchema", "memBwSchema"] {
             fields.text(name)?;
         }
@@ -305,7 +305,7 @@ impl Reader {
 }
 
 /// The entries of a list with their paths.
-fn each(fields: &mut Fields<'_>, name: &str) -> Result<Vec<(Value, String)>, WrongValue> {
+fn each(fields: &mut RemainingFields<'_>, name: &str) -> Result<Vec<(Value, String)>, WrongValue> {
     let path = fields.path_of(name);
     let all = fields.list(name)?.into_iter().enumerate();
     Ok(all
@@ -313,19 +313,19 @@ fn each(fields: &mut Fields<'_>, name: &str) -> Result<Vec<(Value, String)>, Wro
         .collect())
 }
 
-fn absolute(fields: &mut Fields<'_>, name: &str) -> Result<String, WrongValue> {
+fn absolute(fields: &mut RemainingFields<'_>, name: &str) -> Result<String, WrongValue> {
     let path = fields.text(name)?;
     checked(fields, name, path)
 }
 
-fn checked(fields: &Fields<'_>, name: &str, path: String) -> Result<String, WrongValue> {
+fn checked(fields: &RemainingFields<'_>, name: &str, path: String) -> Result<String, WrongValue> {
     match path.starts_with('/') && !path.contains('\0') {
         true => Ok(path),
         false => Err(fields.wrong(name, format!("is {path:?}, must be an absolute path"))),
     }
 }
 
-fn variables(fields: &mut Fields<'_>) -> Result<Vec<String>, WrongValue> {
+fn variables(fields: &mut RemainingFields<'_>) -> Result<Vec<String>, WrongValue> {
     let all = fields.texts("env")?;
     let is_wrong = |text: &String| text.find('=').unwrap_or(0) == 0 || text.contains('\0');
     match all.iter().position(is_wrong) {
@@ -336,7 +336,7 @@ fn variables(fields: &mut Fields<'_>) -> Result<Vec<String>, WrongValue> {
 }
 
 /// Permission bits. The YAML reader gives 0660 as a text.
-fn mode(fields: &mut Fields<'_>) -> Result<Option<u32>, WrongValue> {
+fn mode(fields: &mut RemainingFields<'_>) -> Result<Option<u32>, WrongValue> {
     let name = "fileMode";
     let Some(value) = fields.take(name) else {
         return Ok(None);
@@ -351,7 +351,7 @@ fn mode(fields: &mut Fields<'_>) -> Result<Option<u32>, WrongValue> {
 }
 
 fn hook(value: Value, path: &str) -> Result<(Box<str>, Hook), WrongValue> {
-    let mut fields = Fields::owned(value, path)?.with_texts(MAX_TEXT);
+    let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
     let name = fields.text("hookName")?;
     if !HOOKS.contains(&&*name) {
         let message = format!("is {name:?}, must be one of {}", HOOKS.join(", "));
@@ -368,12 +368,12 @@ fn hook(value: Value, path: &str) -> Result<(Box<str>, Hook), WrongValue> {
 }
 
 /// Checks network devices, and returns true if there are any. They have no effect here.
-fn net_devices(fields: &mut Fields<'_>) -> Result<bool, WrongValue> {
+fn net_devices(fields: &mut RemainingFields<'_>) -> Result<bool, WrongValue> {
     let all = each(fields, "netDevices")?;
     let any = !all.is_empty();
     let mut taken = BTreeSet::new();
     for (value, path) in all {
-        let mut fields = Fields::owned(value, &path)?.with_texts(MAX_TEXT);
+        let mut fields = RemainingFields::owned(value, &path)?.with_texts(MAX_TEXT);
         for field in ["hostInterfaceName", "name"] {
             let name = fields.text(field)?;
             if name.is_empty() {
@@ -405,7 +405,7 @@ mod tests {
         })
     }
 
-    fn edits(value: &Value) -> Edits {
+    fn edits(value: &Value) -> CdiEdits {
         let mut file = read(file("1.1.0", value), &|_| true).expect("valid");
         file.devices.remove(0).1
     }

@@ -4,7 +4,7 @@
 use alloc::collections::BTreeMap;
 
 use super::{
-    super::{observation::Reading, threshold::Limit},
+    super::{observation::ResourceReading, threshold::ThresholdLimit},
     *,
 };
 use crate::testing::Random;
@@ -21,42 +21,45 @@ fn number(random: &mut Random, below: u64) -> u64 {
 }
 
 /// Model of a node from which the promises are computed.
-struct World {
+struct NodeModel {
     random: Random,
-    now: Mono,
-    thresholds: Vec<Threshold>,
+    now: MonoTime,
+    thresholds: Vec<EvictionThreshold>,
     transition: Duration,
     /// Memory and process numbers that are left, of 1000 each.
     left: [i64; 2],
     /// Time since which each threshold is met at every observation; after an eviction for it the minimum counts, too.
-    met: Vec<Option<Mono>>,
+    met: Vec<Option<MonoTime>>,
     acted: Vec<bool>,
     /// Time at which a threshold of each condition was last met.
-    seen: [Option<Mono>; 2],
-    last: Mono,
+    seen: [Option<MonoTime>; 2],
+    last: MonoTime,
     /// Set if the round may evict a pod: one, after an observation of its own.
     may_evict: bool,
     /// Pods that were told to go and have not gone, with the grace they got.
-    ending: BTreeMap<PodUid, Mono>,
+    ending: BTreeMap<PodUid, MonoTime>,
     evictions: u64,
 }
 
-impl World {
+impl NodeModel {
     fn new(seed: u64) -> Self {
         let mut random = Random(seed);
         let mut thresholds = Vec::new();
-        for signal in [Signal::MemoryAvailable, Signal::PidAvailable] {
+        for signal in [
+            EvictionSignal::MemoryAvailable,
+            EvictionSignal::PidAvailable,
+        ] {
             let least = |random: &mut Random| {
                 let amount = i64::try_from(100 + number(random, 300)).expect("small");
-                Limit::Amount(Quantity::decimal(amount))
+                ThresholdLimit::Amount(Quantity::decimal(amount))
             };
             let more = |random: &mut Random| {
                 let amount = i64::try_from(number(random, 200)).expect("small");
-                (amount > 100).then(|| Limit::Amount(Quantity::decimal(amount)))
+                (amount > 100).then(|| ThresholdLimit::Amount(Quantity::decimal(amount)))
             };
             for grace in [None, Some(Duration::from_secs(number(&mut random, 60)))] {
                 if number(&mut random, 3) > 0 {
-                    thresholds.push(Threshold {
+                    thresholds.push(EvictionThreshold {
                         signal,
                         limit: least(&mut random),
                         grace,
@@ -68,14 +71,14 @@ impl World {
         let transition = Duration::from_secs(number(&mut random, 120));
         Self {
             random,
-            now: Mono(0),
+            now: MonoTime(0),
             transition,
             left: [500; 2],
             met: vec![None; thresholds.len()],
             acted: vec![false; thresholds.len()],
             thresholds,
             seen: [None; 2],
-            last: Mono(0),
+            last: MonoTime(0),
             may_evict: false,
             ending: BTreeMap::new(),
             evictions: 0,
@@ -84,7 +87,7 @@ impl World {
 
     fn observations(&self) -> Observations {
         let [memory, pids] = self.left.map(|available| {
-            Some(Reading {
+            Some(ResourceReading {
                 available,
                 capacity: 1000,
             })
@@ -97,8 +100,8 @@ impl World {
         }
     }
 
-    fn place(signal: Signal) -> usize {
-        usize::from(signal == Signal::PidAvailable)
+    fn place(signal: EvictionSignal) -> usize {
+        usize::from(signal == EvictionSignal::PidAvailable)
     }
 
     /// Reckons what a look has to show.
@@ -119,7 +122,7 @@ impl World {
         self.last = self.now;
     }
 
-    fn conditions_hold(&self, found: Conditions) {
+    fn conditions_hold(&self, found: PressureConditions) {
         let want = self.seen.map(|seen| {
             seen.is_some_and(|seen| seen == self.last || self.last - seen < self.transition)
         });
@@ -127,7 +130,7 @@ impl World {
         assert!(!found.disk);
     }
 
-    fn candidates(&mut self) -> Vec<Candidate> {
+    fn candidates(&mut self) -> Vec<EvictablePod> {
         let mut all = Vec::new();
         for (n, name) in PODS.into_iter().enumerate() {
             let uid = PodUid::from(name);
@@ -136,7 +139,7 @@ impl World {
             }
             let memory = number(&mut self.random, 100);
             let measured = number(&mut self.random, 4) > 0;
-            all.push(Candidate {
+            all.push(EvictablePod {
                 uid,
                 critical: n < CRITICAL,
                 grace_s: Some(i64::try_from(number(&mut self.random, 40)).expect("small")),
@@ -144,13 +147,13 @@ impl World {
                     memory_bytes: Some(memory),
                     ..PodFigures::default()
                 }),
-                ..Candidate::default()
+                ..EvictablePod::default()
             });
         }
         all
     }
 
-    fn evicted(&mut self, victim: &Victim) {
+    fn evicted(&mut self, victim: &EvictionVictim) {
         let is_critical = PODS[..CRITICAL].contains(&victim.uid.as_str());
         assert!(!is_critical, "{} went", victim.uid);
         assert!(self.may_evict, "a second pod in one round");
@@ -158,7 +161,7 @@ impl World {
         let mut all = self.thresholds.iter().zip(&self.acted);
         let met = all.find(|(t, acted)| **acted && t.signal == victim.signal);
         assert!(met.is_some(), "{:?} is not short", victim.signal);
-        if victim.signal == Signal::PidAvailable {
+        if victim.signal == EvictionSignal::PidAvailable {
             let mut all = self.thresholds.iter().zip(&self.acted);
             let memory = all.find(|(t, acted)| **acted && t.signal != victim.signal);
             assert_eq!(memory, None, "memory comes first");
@@ -171,18 +174,18 @@ impl World {
 
 /// Runs one schedule; how many pods went.
 fn run(seed: u64) -> u64 {
-    let mut world = World::new(seed);
-    let settings = Settings {
+    let mut world = NodeModel::new(seed);
+    let settings = EvictionSettings {
         thresholds: world.thresholds.clone(),
         transition: world.transition,
         max_grace_s: 20,
     };
-    let mut manager = Manager::new(settings, world.now);
+    let mut manager = EvictionManager::new(settings, world.now);
     // Actions that are not answered yet.
-    let mut asked: Option<Action> = None;
+    let mut asked: Option<EvictionAction> = None;
     for _ in 0..STEPS {
         let time = number(&mut world.random, 12_000);
-        world.now = Mono(world.now.0 + time);
+        world.now = MonoTime(world.now.0 + time);
         for place in 0..2 {
             let by = i64::try_from(number(&mut world.random, 301)).expect("small") - 150;
             world.left[place] = (world.left[place] + by).clamp(0, 1000);
@@ -193,14 +196,14 @@ fn run(seed: u64) -> u64 {
                 let n = usize::try_from(number(&mut world.random, 5)).expect("small");
                 let uid = PodUid::from(PODS[n]);
                 let input = match number(&mut world.random, 3) {
-                    0 => Input::Stopped(uid),
+                    0 => EvictionInput::Stopped(uid),
                     1 => {
                         world.ending.remove(&uid);
-                        Input::Gone(uid)
+                        EvictionInput::Gone(uid)
                     }
                     _ => {
                         world.ending.remove(&uid);
-                        Input::Spared(uid)
+                        EvictionInput::Spared(uid)
                     }
                 };
                 manager.handle(input, world.now);
@@ -208,15 +211,17 @@ fn run(seed: u64) -> u64 {
             1 => manager.handle_bell(world.now),
             _ => {
                 let input = match asked.take() {
-                    Some(Action::Observe) => {
+                    Some(EvictionAction::Observe) => {
                         world.may_evict = true;
                         let observations = world.observations();
                         world.looked();
-                        manager.handle(Input::Observed(observations, false), world.now);
+                        manager.handle(EvictionInput::Observed(observations, false), world.now);
                         world.conditions_hold(manager.conditions());
                         None
                     }
-                    Some(Action::Measure(_)) => Some(Input::Measured(world.candidates())),
+                    Some(EvictionAction::Measure(_)) => {
+                        Some(EvictionInput::Measured(world.candidates()))
+                    }
                     Some(other) => panic!("{other:?} was asked"),
                     None => None,
                 };
@@ -228,12 +233,14 @@ fn run(seed: u64) -> u64 {
         manager.handle_timeout(false, world.now);
         while let Some(action) = manager.poll_action() {
             match action {
-                Action::Tell(_) | Action::TellExceeded(_) => {}
-                Action::Evict(victim) => world.evicted(&victim),
-                Action::Observe | Action::Measure(_) => {
+                EvictionAction::Tell(_) | EvictionAction::TellExceeded(_) => {}
+                EvictionAction::Evict(victim) => world.evicted(&victim),
+                EvictionAction::Observe | EvictionAction::Measure(_) => {
                     assert_eq!(asked.replace(action), None, "two things at a time");
                 }
-                Action::CheckLimits | Action::Reclaim(_) | Action::EvictLimited(_) => {
+                EvictionAction::CheckLimits
+                | EvictionAction::Reclaim(_)
+                | EvictionAction::EvictLimited(_) => {
                     panic!("{action:?} of nothing")
                 }
             }

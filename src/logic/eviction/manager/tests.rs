@@ -5,23 +5,23 @@ use alloc::{
     string::{String, ToString},
 };
 
-use super::{super::threshold::Limit, *};
+use super::{super::threshold::ThresholdLimit, *};
 use crate::api::{cri::FsInfo, stats::DiskUsage};
 
-use super::super::{observation::Reading, rank::ContainerFigures};
+use super::super::{observation::ResourceReading, rank::ContainerFigures};
 
 const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-const fn at(n: u64) -> Mono {
-    Mono(n * 1000)
+const fn at(n: u64) -> MonoTime {
+    MonoTime(n * 1000)
 }
 
-fn threshold(signal: Signal, least: &str, grace: Option<u64>) -> Threshold {
-    Threshold {
+fn threshold(signal: EvictionSignal, least: &str, grace: Option<u64>) -> EvictionThreshold {
+    EvictionThreshold {
         signal,
-        limit: Limit::Amount(Quantity::parse(least).expect(least)),
+        limit: ThresholdLimit::Amount(Quantity::parse(least).expect(least)),
         grace: grace.map(s),
         min_reclaim: None,
     }
@@ -29,19 +29,19 @@ fn threshold(signal: Signal, least: &str, grace: Option<u64>) -> Threshold {
 
 /// A manager, and what it made be done.
 struct Bench {
-    manager: Manager,
+    manager: EvictionManager,
     now: u64,
 }
 
 impl Bench {
-    fn new(thresholds: Vec<Threshold>) -> Self {
-        let settings = Settings {
+    fn new(thresholds: Vec<EvictionThreshold>) -> Self {
+        let settings = EvictionSettings {
             thresholds,
             transition: s(300),
             max_grace_s: 20,
         };
         Self {
-            manager: Manager::new(settings, at(0)),
+            manager: EvictionManager::new(settings, at(0)),
             now: 0,
         }
     }
@@ -50,12 +50,12 @@ impl Bench {
         let mut all = Vec::new();
         while let Some(action) = self.manager.poll_action() {
             all.push(match action {
-                Action::Observe => "observe".into(),
-                Action::CheckLimits => "check".into(),
-                Action::Tell(starved) => format!("tell {}", starved.name()),
-                Action::Reclaim(what) => format!("reclaim {what:?}"),
-                Action::Measure(what) => format!("measure {what:?}"),
-                Action::Evict(v) => {
+                EvictionAction::Observe => "observe".into(),
+                EvictionAction::CheckLimits => "check".into(),
+                EvictionAction::Tell(starved) => format!("tell {}", starved.name()),
+                EvictionAction::Reclaim(what) => format!("reclaim {what:?}"),
+                EvictionAction::Measure(what) => format!("measure {what:?}"),
+                EvictionAction::Evict(v) => {
                     let (limit, left) = v.quantities.expect("known");
                     format!(
                         "evict {} {}s {} {limit} {left}",
@@ -64,8 +64,8 @@ impl Bench {
                         v.signal.name()
                     )
                 }
-                Action::EvictLimited(v) => format!("evict {} {}", v.uid, v.signal),
-                Action::TellExceeded(uid) => format!("exceeded {uid}"),
+                EvictionAction::EvictLimited(v) => format!("evict {} {}", v.uid, v.signal),
+                EvictionAction::TellExceeded(uid) => format!("exceeded {uid}"),
             });
         }
         all
@@ -78,7 +78,7 @@ impl Bench {
         self.done()
     }
 
-    fn hear(&mut self, input: Input) -> Vec<String> {
+    fn hear(&mut self, input: EvictionInput) -> Vec<String> {
         self.manager.handle(input, at(self.now));
         self.done()
     }
@@ -87,7 +87,7 @@ impl Bench {
     fn left(&self, memory: i64, disk: u64) -> Observations {
         Observations {
             at: at(self.now),
-            memory: Some(Reading {
+            memory: Some(ResourceReading {
                 available: memory,
                 capacity: 1000,
             }),
@@ -102,11 +102,11 @@ impl Bench {
 
     fn observed(&mut self, memory: i64, disk: u64) -> Vec<String> {
         let left = self.left(memory, disk);
-        self.hear(Input::Observed(left, false))
+        self.hear(EvictionInput::Observed(left, false))
     }
 
     fn measured(&mut self, pods: &[(&str, u64, bool)]) -> Vec<String> {
-        let pods = pods.iter().map(|(uid, memory, critical)| Candidate {
+        let pods = pods.iter().map(|(uid, memory, critical)| EvictablePod {
             uid: (*uid).into(),
             critical: *critical,
             grace_s: Some(7),
@@ -121,15 +121,15 @@ impl Bench {
                 }],
                 ..PodFigures::default()
             }),
-            ..Candidate::default()
+            ..EvictablePod::default()
         });
-        let input = Input::Measured(pods.collect());
+        let input = EvictionInput::Measured(pods.collect());
         self.hear(input)
     }
 }
 
-fn memory() -> Vec<Threshold> {
-    vec![threshold(Signal::MemoryAvailable, "100", None)]
+fn memory() -> Vec<EvictionThreshold> {
+    vec![threshold(EvictionSignal::MemoryAvailable, "100", None)]
 }
 
 #[test]
@@ -169,15 +169,15 @@ fn one_pod_goes_and_then_all_is_looked_at_anew() {
     assert_eq!(bench.measured(&[("small", 10, false)]), [""; 0]);
     assert_eq!(bench.observed(1, 0), [""; 0]);
     assert_eq!(bench.at(5), [""; 0]);
-    assert_eq!(bench.hear(Input::Stopped("other".into())), [""; 0]);
-    assert_eq!(bench.hear(Input::Stopped("big".into())), [""; 0]);
+    assert_eq!(bench.hear(EvictionInput::Stopped("other".into())), [""; 0]);
+    assert_eq!(bench.hear(EvictionInput::Stopped("big".into())), [""; 0]);
     assert_eq!(
         bench.manager.next_timeout(),
         Some(at(35)),
         "for its clean-up"
     );
     assert_eq!(bench.at(20), [""; 0]);
-    assert_eq!(bench.hear(Input::Gone("big".into())), ["observe"]);
+    assert_eq!(bench.hear(EvictionInput::Gone("big".into())), ["observe"]);
     assert_eq!(bench.observed(500, 0), [""; 0]);
 }
 
@@ -197,16 +197,20 @@ fn nobody_waits_for_ever() {
         "its clean-up takes too long as well"
     );
     // One and a half times the grace, where that is longer.
-    let mut soft = Bench::new(vec![threshold(Signal::MemoryAvailable, "100", Some(0))]);
+    let mut soft = Bench::new(vec![threshold(
+        EvictionSignal::MemoryAvailable,
+        "100",
+        Some(0),
+    )]);
     soft.manager.max_grace_s = 60;
     soft.at(0);
     soft.observed(99, 0);
-    let pod = Candidate {
+    let pod = EvictablePod {
         uid: "big".into(),
-        ..Candidate::default()
+        ..EvictablePod::default()
     };
     assert_eq!(
-        soft.hear(Input::Measured(vec![pod])),
+        soft.hear(EvictionInput::Measured(vec![pod])),
         ["evict big 60s memory.available 100 99"]
     );
     assert_eq!(soft.at(89), [""; 0]);
@@ -224,17 +228,21 @@ fn graces() {
         (Some(0), 0, Some(7), 0),
         (Some(0), 20, None, 20),
     ] {
-        let mut bench = Bench::new(vec![threshold(Signal::MemoryAvailable, "100", grace)]);
+        let mut bench = Bench::new(vec![threshold(
+            EvictionSignal::MemoryAvailable,
+            "100",
+            grace,
+        )]);
         bench.manager.max_grace_s = most;
         bench.at(0);
         bench.observed(99, 0);
-        let pod = Candidate {
+        let pod = EvictablePod {
             uid: "a".into(),
             grace_s: own,
-            ..Candidate::default()
+            ..EvictablePod::default()
         };
         assert_eq!(
-            bench.hear(Input::Measured(vec![pod])),
+            bench.hear(EvictionInput::Measured(vec![pod])),
             [format!("evict a {want}s memory.available 100 99")]
         );
     }
@@ -255,7 +263,7 @@ fn critical_pods_stay() {
     bench.at(20);
     bench.observed(99, 0);
     bench.measured(&[("a", 1, false)]);
-    assert_eq!(bench.hear(Input::Spared("a".into())), [""; 0]);
+    assert_eq!(bench.hear(EvictionInput::Spared("a".into())), [""; 0]);
     assert_eq!(
         bench.manager.next_timeout(),
         Some(at(30)),
@@ -266,7 +274,7 @@ fn critical_pods_stay() {
 #[test]
 fn what_is_nobodys_goes_first() {
     // EVICT-07
-    let thresholds = || vec![threshold(Signal::NodeFsAvailable, "100", None)];
+    let thresholds = || vec![threshold(EvictionSignal::NodeFsAvailable, "100", None)];
     let mut bench = Bench::new(thresholds());
     bench.at(0);
     let both = [
@@ -275,29 +283,36 @@ fn what_is_nobodys_goes_first() {
     ];
     assert_eq!(bench.observed(0, 99), both);
     let enough = bench.left(0, 100);
-    assert_eq!(bench.hear(Input::Reclaimed(enough)), [""; 0], "no pod goes");
+    assert_eq!(
+        bench.hear(EvictionInput::Reclaimed(enough)),
+        [""; 0],
+        "no pod goes"
+    );
     assert!(bench.manager.conditions().disk);
     bench.at(10);
     assert_eq!(bench.observed(0, 99), both);
     let still = bench.left(0, 99);
-    assert_eq!(bench.hear(Input::Reclaimed(still)), ["measure Disk"]);
+    assert_eq!(
+        bench.hear(EvictionInput::Reclaimed(still)),
+        ["measure Disk"]
+    );
     assert_eq!(
         bench.measured(&[("a", 1, false), ("b", 2, false)]),
         ["evict b 1s nodefs.available 100 99"]
     );
-    use Layout::{OneDisk, SeparateRuntime, SplitImages};
+    use DiskLayout::{OneDisk, SeparateRuntime, SplitImages};
     let (none, containers, images) = ("[]", "[DeadContainers]", "[UnusedImages]");
     let both = "[DeadContainers, UnusedImages]";
     for (signal, one, separate, split) in [
-        (Signal::MemoryAvailable, none, none, none),
-        (Signal::AllocatableMemory, none, none, none),
-        (Signal::PidAvailable, none, none, none),
-        (Signal::NodeFsAvailable, both, none, containers),
-        (Signal::NodeFsInodes, both, none, containers),
-        (Signal::ImageFsAvailable, both, both, images),
-        (Signal::ImageFsInodes, both, both, images),
-        (Signal::ContainerFsAvailable, both, both, containers),
-        (Signal::ContainerFsInodes, both, both, containers),
+        (EvictionSignal::MemoryAvailable, none, none, none),
+        (EvictionSignal::AllocatableMemory, none, none, none),
+        (EvictionSignal::PidAvailable, none, none, none),
+        (EvictionSignal::NodeFsAvailable, both, none, containers),
+        (EvictionSignal::NodeFsInodes, both, none, containers),
+        (EvictionSignal::ImageFsAvailable, both, both, images),
+        (EvictionSignal::ImageFsInodes, both, both, images),
+        (EvictionSignal::ContainerFsAvailable, both, both, containers),
+        (EvictionSignal::ContainerFsInodes, both, both, containers),
     ] {
         let found = [OneDisk, SeparateRuntime, SplitImages]
             .map(|layout| format!("{:?}", reclaims(signal, layout)));
@@ -309,8 +324,8 @@ fn what_is_nobodys_goes_first() {
 fn memory_goes_before_disk() {
     // EVICT-06
     let mut bench = Bench::new(vec![
-        threshold(Signal::MemoryAvailable, "100", None),
-        threshold(Signal::NodeFsAvailable, "100", None),
+        threshold(EvictionSignal::MemoryAvailable, "100", None),
+        threshold(EvictionSignal::NodeFsAvailable, "100", None),
     ]);
     bench.at(0);
     assert_eq!(bench.observed(9, 9), ["tell memory", "measure Groups"]);
@@ -324,24 +339,24 @@ fn pods_with_limits_of_their_own_come_before_thresholds() {
     let mut bench = Bench::new(memory());
     bench.at(0);
     let left = bench.left(99, 0);
-    assert_eq!(bench.hear(Input::Observed(left, true)), ["check"]);
-    let violation = |uid: &str| Violation {
+    assert_eq!(bench.hear(EvictionInput::Observed(left, true)), ["check"]);
+    let violation = |uid: &str| StorageViolation {
         uid: uid.into(),
         message: "too much".into(),
         signal: "emptydirfs.limit",
     };
     assert_eq!(
-        bench.hear(Input::Checked(vec![violation("a"), violation("b")])),
+        bench.hear(EvictionInput::Checked(vec![violation("a"), violation("b")])),
         ["evict a emptydirfs.limit", "evict b emptydirfs.limit"],
         "and the round ends"
     );
-    assert_eq!(bench.hear(Input::Stopped("a".into())), [""; 0]);
-    assert_eq!(bench.hear(Input::Gone("b".into())), [""; 0]);
-    assert_eq!(bench.hear(Input::Gone("a".into())), ["observe"]);
+    assert_eq!(bench.hear(EvictionInput::Stopped("a".into())), [""; 0]);
+    assert_eq!(bench.hear(EvictionInput::Gone("b".into())), [""; 0]);
+    assert_eq!(bench.hear(EvictionInput::Gone("a".into())), ["observe"]);
     let left = bench.left(99, 0);
-    bench.hear(Input::Observed(left, true));
+    bench.hear(EvictionInput::Observed(left, true));
     bench.now = 1;
-    bench.hear(Input::Checked(vec![]));
+    bench.hear(EvictionInput::Checked(vec![]));
     assert_eq!(
         bench.manager.next_timeout(),
         Some(at(11)),
@@ -349,9 +364,9 @@ fn pods_with_limits_of_their_own_come_before_thresholds() {
     );
     assert_eq!(bench.at(11), ["observe"]);
     let left = bench.left(99, 0);
-    bench.hear(Input::Observed(left, true));
+    bench.hear(EvictionInput::Observed(left, true));
     assert_eq!(
-        bench.hear(Input::Checked(vec![])),
+        bench.hear(EvictionInput::Checked(vec![])),
         ["tell memory", "measure Groups"]
     );
 }

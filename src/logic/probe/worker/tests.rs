@@ -5,8 +5,8 @@ use crate::testing::Random;
 use ProbeKind::{Liveness, Readiness, Startup};
 use ProbeResult::{Failure, Success, Unknown};
 
-const fn settings(kind: ProbeKind) -> Settings {
-    Settings {
+const fn settings(kind: ProbeKind) -> ProbeSettings {
+    ProbeSettings {
         kind,
         sidecar: false,
         deleting: false,
@@ -18,23 +18,23 @@ const fn settings(kind: ProbeKind) -> Settings {
     }
 }
 
-const fn at(s: u64) -> Mono {
-    Mono(s * 1000)
+const fn at(s: u64) -> MonoTime {
+    MonoTime(s * 1000)
 }
 
-const RUNNING: SeenState = SeenState::Running {
+const RUNNING: ProbedContainerState = ProbedContainerState::Running {
     age_s: 0,
     adopted: false,
 };
-const ADOPTED: SeenState = SeenState::Running {
+const ADOPTED: ProbedContainerState = ProbedContainerState::Running {
     age_s: 100,
     adopted: true,
 };
 
-const fn seen(id: &str, state: SeenState, started: bool) -> Seen<'_> {
-    Seen {
+const fn seen(id: &str, state: ProbedContainerState, started: bool) -> ProbedPod<'_> {
+    ProbedPod {
         ended: false,
-        container: Some(SeenContainer {
+        container: Some(ProbedContainer {
             id,
             state,
             started,
@@ -43,21 +43,21 @@ const fn seen(id: &str, state: SeenState, started: bool) -> Seen<'_> {
     }
 }
 
-fn new(kind: ProbeKind) -> Worker {
-    Worker::new(settings(kind), at(0), at(0))
+fn new(kind: ProbeKind) -> ProbeWorker {
+    ProbeWorker::new(settings(kind), at(0), at(0))
 }
 
-fn pass(worker: &mut Worker, seen: &Seen<'_>, now: Mono) -> Step {
+fn pass(worker: &mut ProbeWorker, seen: &ProbedPod<'_>, now: MonoTime) -> ProbePassStep {
     worker.pass(seen, |_| true, now).0
 }
 
 /// A worker whose container runs, with the outcomes of one pass after the other; what each has changed.
-fn outcomes(worker: &mut Worker, all: &str) -> Vec<Option<ProbeResult>> {
+fn outcomes(worker: &mut ProbeWorker, all: &str) -> Vec<Option<ProbeResult>> {
     let started = worker.settings.kind != Startup;
     all.chars()
         .map(|c| {
             let due = worker.due().expect("not at its end");
-            if pass(worker, &seen("a", RUNNING, started), due) != Step::Ask {
+            if pass(worker, &seen("a", RUNNING, started), due) != ProbePassStep::Ask {
                 return None;
             }
             let success = match c {
@@ -151,7 +151,7 @@ fn initial_values() {
             "does not run",
             Readiness,
             false,
-            SeenState::Waiting,
+            ProbedContainerState::Waiting,
             false,
             Some(Failure),
         ),
@@ -175,13 +175,13 @@ fn what_the_status_does_not_show_is_told() {
         (Liveness, true, true, None),
     ] {
         let mut worker = new(kind);
-        let container = SeenContainer {
+        let container = ProbedContainer {
             id: "a",
             state: RUNNING,
             started,
             ready,
         };
-        let seen = Seen {
+        let seen = ProbedPod {
             ended: false,
             container: Some(container),
         };
@@ -200,10 +200,13 @@ fn a_new_instance_starts_over() {
     let due = worker.due().expect("due");
     assert_eq!(
         pass(&mut worker, &seen("a", RUNNING, true), due),
-        Step::Wait
+        ProbePassStep::Wait
     );
     let due = worker.due().expect("due");
-    assert_eq!(pass(&mut worker, &seen("b", RUNNING, true), due), Step::Ask);
+    assert_eq!(
+        pass(&mut worker, &seen("b", RUNNING, true), due),
+        ProbePassStep::Ask
+    );
     assert_eq!(
         (worker.result_of("a"), worker.result_of("b")),
         (None, Some(Success))
@@ -212,49 +215,73 @@ fn a_new_instance_starts_over() {
     let mut worker = new(Liveness);
     outcomes(&mut worker, "--");
     let due = worker.due().expect("due");
-    assert_eq!(pass(&mut worker, &seen("b", RUNNING, true), due), Step::Ask);
+    assert_eq!(
+        pass(&mut worker, &seen("b", RUNNING, true), due),
+        ProbePassStep::Ask
+    );
     assert_eq!(worker.outcome("b", Some(false), due), None);
 }
 
 #[test]
 fn what_a_pass_does() {
     // PROBE-05 PROBE-08 PROBE-14
-    let none = Seen {
+    let none = ProbedPod {
         ended: false,
         container: None,
     };
-    let ended = Seen {
+    let ended = ProbedPod {
         ended: true,
         ..seen("a", RUNNING, true)
     };
-    let exited = seen("a", SeenState::Ended(1), false);
+    let exited = seen("a", ProbedContainerState::Ended(1), false);
     for (name, kind, deleting, what, restarts, want) in [
-        ("no status yet", Liveness, false, none, true, Step::Wait),
+        (
+            "no status yet",
+            Liveness,
+            false,
+            none,
+            true,
+            ProbePassStep::Wait,
+        ),
         (
             "the pod has ended",
             Readiness,
             false,
             ended,
             true,
-            Step::End,
+            ProbePassStep::End,
         ),
         (
             "waits",
             Liveness,
             false,
-            seen("a", SeenState::Waiting, false),
+            seen("a", ProbedContainerState::Waiting, false),
             true,
-            Step::Wait,
+            ProbePassStep::Wait,
         ),
-        ("comes again", Liveness, false, exited, true, Step::Wait),
-        ("does not", Liveness, false, exited, false, Step::End),
+        (
+            "comes again",
+            Liveness,
+            false,
+            exited,
+            true,
+            ProbePassStep::Wait,
+        ),
+        (
+            "does not",
+            Liveness,
+            false,
+            exited,
+            false,
+            ProbePassStep::End,
+        ),
         (
             "started",
             Liveness,
             false,
             seen("a", RUNNING, true),
             true,
-            Step::Ask,
+            ProbePassStep::Ask,
         ),
         (
             "started",
@@ -262,7 +289,7 @@ fn what_a_pass_does() {
             false,
             seen("a", RUNNING, true),
             true,
-            Step::Ask,
+            ProbePassStep::Ask,
         ),
         (
             "started",
@@ -270,7 +297,7 @@ fn what_a_pass_does() {
             false,
             seen("a", RUNNING, true),
             true,
-            Step::Wait,
+            ProbePassStep::Wait,
         ),
         (
             "not started",
@@ -278,7 +305,7 @@ fn what_a_pass_does() {
             false,
             seen("a", RUNNING, false),
             true,
-            Step::Wait,
+            ProbePassStep::Wait,
         ),
         (
             "not started",
@@ -286,7 +313,7 @@ fn what_a_pass_does() {
             false,
             seen("a", RUNNING, false),
             true,
-            Step::Wait,
+            ProbePassStep::Wait,
         ),
         (
             "not started",
@@ -294,7 +321,7 @@ fn what_a_pass_does() {
             false,
             seen("a", RUNNING, false),
             true,
-            Step::Ask,
+            ProbePassStep::Ask,
         ),
         (
             "being deleted",
@@ -302,7 +329,7 @@ fn what_a_pass_does() {
             true,
             seen("a", RUNNING, true),
             true,
-            Step::End,
+            ProbePassStep::End,
         ),
         (
             "being deleted",
@@ -310,7 +337,7 @@ fn what_a_pass_does() {
             true,
             seen("a", RUNNING, false),
             true,
-            Step::End,
+            ProbePassStep::End,
         ),
         (
             "being deleted",
@@ -318,29 +345,33 @@ fn what_a_pass_does() {
             true,
             seen("a", RUNNING, true),
             true,
-            Step::Ask,
+            ProbePassStep::Ask,
         ),
     ] {
         let mut worker = new(kind);
         worker.settings.deleting = deleting;
         let (step, _) = worker.pass(&what, |_| restarts, at(0));
         assert_eq!(step, want, "{name}, {kind}");
-        assert_eq!(worker.due().is_none(), step != Step::Wait, "{name}");
+        assert_eq!(
+            worker.due().is_none(),
+            step != ProbePassStep::Wait,
+            "{name}"
+        );
         if deleting && kind != Readiness {
             assert_eq!(worker.result_of("a"), Some(Success), "{name}");
         }
     }
     // `restarts` is called once.
     let mut worker = new(Liveness);
-    assert_eq!(pass(&mut worker, &exited, at(0)), Step::Wait);
+    assert_eq!(pass(&mut worker, &exited, at(0)), ProbePassStep::Wait);
     let (step, _) = worker.pass(&exited, |_| panic!("asked again"), at(10));
-    assert_eq!(step, Step::Wait);
+    assert_eq!(step, ProbePassStep::Wait);
 }
 
 #[test]
 fn initial_delay_by_our_own_clock() {
     // PROBE-03
-    let running = |age_s, adopted| SeenState::Running { age_s, adopted };
+    let running = |age_s, adopted| ProbedContainerState::Running { age_s, adopted };
     for (name, made, age_s, adopted, passes) in [
         // Passes come every 10 s from 60 s on; the last column is the first that probes.
         ("just started", 60, 0, false, 80),
@@ -351,8 +382,8 @@ fn initial_delay_by_our_own_clock() {
         ("of an earlier agent", 60, 19, true, 70),
         ("long of an earlier agent", 60, 500, true, 60),
     ] {
-        let mut worker = Worker::new(
-            Settings {
+        let mut worker = ProbeWorker::new(
+            ProbeSettings {
                 initial_delay_s: 20,
                 ..settings(Liveness)
             },
@@ -363,7 +394,7 @@ fn initial_delay_by_our_own_clock() {
             // The wall clock jumps about: only the first look counts.
             let age_s = if *now == 60 { age_s } else { 7 };
             let state = running(age_s, adopted);
-            pass(&mut worker, &seen("a", state, true), at(*now)) == Step::Ask
+            pass(&mut worker, &seen("a", state, true), at(*now)) == ProbePassStep::Ask
         });
         assert_eq!(first, Some(passes), "{name}");
     }
@@ -373,8 +404,8 @@ fn initial_delay_by_our_own_clock() {
 fn early_passes_count_as_due() {
     // PROBE-03: one that shares a wake-up with others does not cost the container another period before its first probe.
     let early = Duration::from_millis(100);
-    let mut worker = Worker::new(
-        Settings {
+    let mut worker = ProbeWorker::new(
+        ProbeSettings {
             initial_delay_s: 20,
             ..settings(Readiness)
         },
@@ -385,8 +416,8 @@ fn early_passes_count_as_due() {
     // The first pass sees the instance when it is due: only later passes come sooner than the age allows.
     let nows = [
         at(60),
-        Mono(at(70).0 - millis(early)),
-        Mono(at(80).0 - millis(early)),
+        MonoTime(at(70).0 - millis(early)),
+        MonoTime(at(80).0 - millis(early)),
     ];
     let passes = nows.map(|now| {
         let step = pass(&mut worker, &running, now);
@@ -395,9 +426,9 @@ fn early_passes_count_as_due() {
     assert_eq!(
         passes,
         [
-            (Step::Wait, Some(at(70))),
-            (Step::Wait, Some(at(80))),
-            (Step::Ask, None)
+            (ProbePassStep::Wait, Some(at(70))),
+            (ProbePassStep::Wait, Some(at(80))),
+            (ProbePassStep::Ask, None)
         ]
     );
     worker.outcome("a", Some(true), at(80));
@@ -408,8 +439,8 @@ fn early_passes_count_as_due() {
 fn passes_keep_to_their_grid() {
     // PROBE-03 PROBE-13
     let running = seen("a", RUNNING, true);
-    let took = |worker: &mut Worker, begin: Mono, end: Mono| {
-        assert_eq!(pass(worker, &running, begin), Step::Ask);
+    let took = |worker: &mut ProbeWorker, begin: MonoTime, end: MonoTime| {
+        assert_eq!(pass(worker, &running, begin), ProbePassStep::Ask);
         worker.outcome("a", Some(true), end);
         worker.due().expect("due")
     };
@@ -439,18 +470,18 @@ fn passes_keep_to_their_grid() {
         at(14),
         "the period counts from there"
     );
-    assert_eq!(pass(&mut worker, &running, at(14)), Step::Ask);
+    assert_eq!(pass(&mut worker, &running, at(14)), ProbePassStep::Ask);
     worker.trigger(at(15));
     assert_eq!(worker.due(), None, "one at a time");
     worker.outcome("a", Some(true), at(16));
     assert_eq!(worker.due(), Some(at(16)), "then the other");
     // MET-09. One that had to wait for its turn is put off.
     assert_eq!(took(&mut worker, at(16), at(16)), at(26));
-    assert_eq!(pass(&mut worker, &running, at(26)), Step::Ask);
+    assert_eq!(pass(&mut worker, &running, at(26)), ProbePassStep::Ask);
     assert!(!worker.begin(true, at(30)));
     worker.outcome("a", Some(true), at(31));
     assert_eq!(worker.due(), Some(at(40)));
-    assert_eq!(pass(&mut worker, &running, at(40)), Step::Ask);
+    assert_eq!(pass(&mut worker, &running, at(40)), ProbePassStep::Ask);
     assert!(worker.begin(true, at(51)), "by more than a period");
     assert_eq!(worker.counts().late, 1);
     worker.outcome("a", Some(true), at(52));
@@ -460,17 +491,17 @@ fn passes_keep_to_their_grid() {
 #[test]
 fn the_load_of_a_start_is_spread() {
     // PROBE-03
-    let mut worker = Worker::new(settings(Readiness), at(7), at(1));
+    let mut worker = ProbeWorker::new(settings(Readiness), at(7), at(1));
     worker.trigger(at(2));
     assert_eq!(worker.due(), Some(at(7)), "nothing makes it come sooner");
     assert_eq!(
         pass(&mut worker, &seen("a", RUNNING, false), at(7)),
-        Step::Wait
+        ProbePassStep::Wait
     );
     assert_eq!(worker.due(), Some(at(7)), "and then what was asked for");
     assert_eq!(
         pass(&mut worker, &seen("a", RUNNING, true), at(7)),
-        Step::Ask
+        ProbePassStep::Ask
     );
 }
 
@@ -479,7 +510,7 @@ fn late_outcomes_of_what_is_gone() {
     let mut worker = new(Readiness);
     assert_eq!(
         pass(&mut worker, &seen("a", RUNNING, true), at(0)),
-        Step::Ask
+        ProbePassStep::Ask
     );
     assert_eq!(worker.outcome("b", Some(true), at(1)), None, "of another");
     assert_eq!(
@@ -488,7 +519,7 @@ fn late_outcomes_of_what_is_gone() {
     );
     assert_eq!(
         pass(&mut worker, &seen("a", RUNNING, true), at(10)),
-        Step::Ask
+        ProbePassStep::Ask
     );
     worker.stop();
     assert!(!worker.is_asking());
@@ -508,8 +539,8 @@ fn whatever_happens() {
         let mut below = |n: u64| random.below(n);
         let number = |n: u64| u32::try_from(n).unwrap_or(1);
         let kind = kinds[usize::try_from(below(3)).unwrap_or(0)];
-        let mut worker = Worker::new(
-            Settings {
+        let mut worker = ProbeWorker::new(
+            ProbeSettings {
                 sidecar: below(2) == 0,
                 initial_delay_s: number(below(30)),
                 period_s: number(1 + below(5)),
@@ -517,13 +548,13 @@ fn whatever_happens() {
                 failure_threshold: number(1 + below(3)),
                 ..settings(kind)
             },
-            Mono(below(3000)),
-            Mono(0),
+            MonoTime(below(3000)),
+            MonoTime(0),
         );
-        let mut now = Mono(0);
+        let mut now = MonoTime(0);
         let mut asked: Option<&str> = None;
         for _ in 0..200 {
-            now = Mono(now.0 + below(4000));
+            now = MonoTime(now.0 + below(4000));
             let ids = ["a", "b"];
             let id = ids[usize::try_from(below(2)).unwrap_or(0)];
             match below(10) {
@@ -544,12 +575,17 @@ fn whatever_happens() {
                 }
                 asked = None;
             } else if worker.due().is_some_and(|due| due <= now) {
-                let state = [SeenState::Waiting, RUNNING, ADOPTED, SeenState::Ended(0)];
+                let state = [
+                    ProbedContainerState::Waiting,
+                    RUNNING,
+                    ADOPTED,
+                    ProbedContainerState::Ended(0),
+                ];
                 let state = state[usize::try_from(below(4)).unwrap_or(0)];
                 let what = seen(id, state, below(2) == 0);
                 let (step, _) = worker.pass(&what, |_| true, now);
-                assert_ne!(step, Step::End);
-                if step == Step::Ask {
+                assert_ne!(step, ProbePassStep::End);
+                if step == ProbePassStep::Ask {
                     asked = Some(id);
                     assert_eq!(worker.due(), None);
                 }

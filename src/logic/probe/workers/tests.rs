@@ -7,11 +7,11 @@ use alloc::{
 use super::*;
 use crate::api::pod::Probe;
 use crate::api::pod_status::{ContainerState, ContainerStatus, Running};
-use crate::probe::{SeenContainer, SeenState};
+use crate::probe::{ProbedContainer, ProbedContainerState};
 use crate::testing::{pod_with, sidecar};
 
-const fn at(s: u64) -> Mono {
-    Mono(s * 1000)
+const fn at(s: u64) -> MonoTime {
+    MonoTime(s * 1000)
 }
 
 fn probe() -> Option<Probe> {
@@ -38,18 +38,18 @@ fn pod() -> Pod {
     pod
 }
 
-fn workers(pod: &Pod, now: Mono) -> Workers<()> {
-    let mut workers = Workers::new(at(0));
+fn workers(pod: &Pod, now: MonoTime) -> ProbeWorkers<()> {
+    let mut workers = ProbeWorkers::new(at(0));
     workers.add(pod, now, |_, _| (), |n| n / 2);
     workers
 }
 
-fn due(workers: &mut Workers<()>, now: Mono) -> Vec<(String, ProbeKind, Key)> {
+fn due(workers: &mut ProbeWorkers<()>, now: MonoTime) -> Vec<(String, ProbeKind, ProbeWorkerKey)> {
     let mut keys = Vec::new();
     while let Some(key) = workers.poll_due(now) {
         keys.push(key);
     }
-    let told = |key: Key| {
+    let told = |key: ProbeWorkerKey| {
         let (_, entry) = workers.entry(key).expect("there");
         let kind = entry.worker.settings().kind;
         (entry.container.to_string(), kind, key)
@@ -57,15 +57,15 @@ fn due(workers: &mut Workers<()>, now: Mono) -> Vec<(String, ProbeKind, Key)> {
     keys.into_iter().map(told).collect()
 }
 
-const RUNNING: SeenState = SeenState::Running {
+const RUNNING: ProbedContainerState = ProbedContainerState::Running {
     age_s: 0,
     adopted: false,
 };
 
-fn seen(id: &str, started: bool) -> Seen<'_> {
-    Seen {
+fn seen(id: &str, started: bool) -> ProbedPod<'_> {
+    ProbedPod {
         ended: false,
-        container: Some(SeenContainer {
+        container: Some(ProbedContainer {
             id,
             state: RUNNING,
             started,
@@ -110,7 +110,8 @@ fn probes_that_come_with_an_edit_are_asked() {
     let mut workers = workers(&pod, at(100));
     let first = due(&mut workers, at(100));
     assert_eq!(first.len(), 1);
-    let add = |workers: &mut Workers<()>, pod: &Pod| workers.add(pod, at(105), |_, _| (), |_| 0);
+    let add =
+        |workers: &mut ProbeWorkers<()>, pod: &Pod| workers.add(pod, at(105), |_, _| (), |_| 0);
     assert!(!add(&mut workers, &pod), "it has all of them");
     pod.spec.containers[0].readiness_probe = probe();
     pod.spec.containers[1].liveness_probe = probe();
@@ -145,8 +146,8 @@ fn ends() {
     );
     assert_eq!(all.of(uid).liveness(&id), Some(ProbeResult::Failure));
     assert_eq!(all.of(uid).readiness(&id), Some(ProbeResult::Failure));
-    all.stop(uid, Kept::WhileStopping);
-    let all_of_a = |all: &Workers<()>| (all.of(uid).liveness(&id), all.of(uid).startup(&id));
+    all.stop(uid, WorkersToKeep::WhileStopping);
+    let all_of_a = |all: &ProbeWorkers<()>| (all.of(uid).liveness(&id), all.of(uid).startup(&id));
     // The results are the sidecar's, which knows that instance too in this test.
     assert_eq!(all_of_a(&all), (Some(ProbeResult::Success), None));
     assert_eq!(
@@ -173,8 +174,8 @@ fn readiness_does_not_wait_for_its_turn() {
     let uid = &pod.metadata.uid;
     let mut all = workers(&pod, at(100));
     let found = due(&mut all, at(100));
-    let keys: Vec<Key> = found.iter().map(|(_, _, key)| *key).collect();
-    let none = Seen {
+    let keys: Vec<ProbeWorkerKey> = found.iter().map(|(_, _, key)| *key).collect();
+    let none = ProbedPod {
         ended: false,
         container: None,
     };
@@ -209,7 +210,7 @@ fn readiness_does_not_wait_for_its_turn() {
     assert_eq!(kind, ProbeKind::Readiness);
     assert_eq!(
         all.pass(key, &seen("x", true), |_| true, at(103)).0,
-        Step::Ask
+        ProbePassStep::Ask
     );
     all.outcome(key, "x", Some(true), at(103));
     assert!(
@@ -226,7 +227,7 @@ fn what_an_agent_before_this_one_knew() {
     let uid = &pod.metadata.uid;
     let id = ContainerId::from("x");
     let mut before = workers(&pod, at(100));
-    let keys: Vec<Key> = due(&mut before, at(100)).iter().map(|d| d.2).collect();
+    let keys: Vec<ProbeWorkerKey> = due(&mut before, at(100)).iter().map(|d| d.2).collect();
     before.pass(keys[1], &seen("x", true), |_| true, at(100));
     before.outcome(keys[1], "x", Some(true), at(100));
     before.pass(keys[2], &seen("x", true), |_| true, at(100));
@@ -239,10 +240,10 @@ fn what_an_agent_before_this_one_knew() {
         let keys = due(&mut after, at(100));
         let mut shown = seen("x", true);
         let container = shown.container.as_mut().expect("one");
-        container.state = SeenState::Running { age_s: 9, adopted };
+        container.state = ProbedContainerState::Running { age_s: 9, adopted };
         container.ready = true;
         let asks = after.pass(keys[1].2, &shown, |_| true, at(100));
-        assert_eq!(asks, (Step::Ask, None));
+        assert_eq!(asks, (ProbePassStep::Ask, None));
         assert_eq!(after.of(uid).readiness(&id), Some(ProbeResult::Success));
         assert_eq!(after.of(uid).readiness(&"y".into()), None);
         (after, keys[1].2)
@@ -260,7 +261,7 @@ fn what_an_agent_before_this_one_knew() {
     assert_eq!(one.of(uid).readiness(&id), Some(ProbeResult::Failure));
     assert_eq!(one.passed().count(), 0);
     let (mut one, _) = after();
-    one.stop(uid, Kept::None);
+    one.stop(uid, WorkersToKeep::None);
     assert_eq!(one.of(uid).readiness(&id), None);
     let (mut one, _) = after();
     one.retain(|_| true, at(3601));
@@ -270,7 +271,7 @@ fn what_an_agent_before_this_one_knew() {
 #[test]
 fn who_was_there_before() {
     // PROBE-15
-    let all = Workers::<()>::new(at(100));
+    let all = ProbeWorkers::<()>::new(at(100));
     let uid = PodUid::from("uid");
     for (s, want) in [(80, true), (89, true), (90, false), (110, false)] {
         assert_eq!(all.of(&uid).is_adopted(Some(at(s))), want, "{s}");

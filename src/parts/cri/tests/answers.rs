@@ -89,7 +89,7 @@ fn lists_have_all_that_no_event_told() {
             let pods = cri.list_pods().await.expect("a list");
             assert_eq!(pods[0].containers[0].state, wanted);
         }
-        double.on("ListContainers", say(&mut wire::Empty::default()));
+        double.on("ListContainers", say(&mut wire::CriEmpty::default()));
         let pods = cri.list_pods().await.expect("a list");
         assert!(pods[0].containers.is_empty(), "gone");
     });
@@ -120,10 +120,10 @@ fn an_image_goes_as_it_was_found_and_as_the_pod_names_it() {
         double.script("CreateContainer", |request| {
             let request: wire::CreateContainerRequest = read(request);
             let image = request.config.and_then(|config| config.image);
-            let wanted = wire::ImageSpec {
+            let wanted = wire::ImageSpecMessage {
                 image: "sha256:i".into(),
                 user_specified_image: "app:1".into(),
-                ..wire::ImageSpec::default()
+                ..wire::ImageSpecMessage::default()
             };
             assert_eq!(image, Some(wanted), "nothing else is said of it");
             word("id")
@@ -150,15 +150,15 @@ fn a_container_that_cannot_be_read_keeps_its_own_image_alone() {
             say(&mut wire::ListContainersResponse { containers }),
         );
         double.on("ContainerStatus", Reply::Fail(13, "its shim is gone"));
-        double.on("RemoveImage", say(&mut wire::Empty::default()));
+        double.on("RemoveImage", say(&mut wire::CriEmpty::default()));
         for (id, removed) in [("sha256:i", 0), ("sha256:other", 1)] {
             double.on(
                 "ImageStatus",
                 say(&mut wire::ImageStatusResponse {
-                    image: Some(wire::Image {
+                    image: Some(wire::ImageMessage {
                         id: id.into(),
                         size: 9,
-                        ..wire::Image::default()
+                        ..wire::ImageMessage::default()
                     }),
                 }),
             );
@@ -172,7 +172,7 @@ fn a_container_that_cannot_be_read_keeps_its_own_image_alone() {
 fn the_runtime_says_where_its_disks_are() {
     // CRI-76
     let at = |path: &str| wire::FilesystemUsage {
-        fs_id: Some(wire::Word { word: path.into() }),
+        fs_id: Some(wire::TextMessage { word: path.into() }),
         ..wire::FilesystemUsage::default()
     };
     for (containers, layers) in [
@@ -190,7 +190,7 @@ fn the_runtime_says_where_its_disks_are() {
             );
             let cri = double.open().await.expect("a runtime");
             let (images, layers) = ("/proc".into(), layers.into());
-            assert_eq!(*cri.places(), Places { images, layers });
+            assert_eq!(*cri.places(), RuntimeDirectories { images, layers });
         });
     }
 }

@@ -33,7 +33,7 @@ fn calls_are_of_one_version_and_begin_at_once() {
     let double = Double::new(&executor);
     smol::block_on(executor.run(async {
         let cri = double.client().await;
-        double.on("ImageStatus", say(&mut wire::Empty::default()));
+        double.on("ImageStatus", say(&mut wire::CriEmpty::default()));
         assert_eq!(cri.image_status("x").await, Ok(None));
         let seen = |services: &[&str]| {
             let heads = double.heads.borrow();
@@ -82,7 +82,7 @@ fn calls_are_of_one_version_and_begin_at_once() {
                 "ImageFsInfo",
                 say(&mut wire::ImageFsInfoResponse {
                     image_filesystems: vec![wire::FilesystemUsage {
-                        fs_id: Some(wire::Word { word: "/".into() }),
+                        fs_id: Some(wire::TextMessage { word: "/".into() }),
                         ..wire::FilesystemUsage::default()
                     }],
                     ..wire::ImageFsInfoResponse::default()
@@ -100,14 +100,14 @@ fn calls_are_of_one_version_and_begin_at_once() {
     let _ = fs::remove_file(&path);
     let listener = Async::<UnixListener>::bind(&path).expect("socket");
     smol::block_on(executor.run(async {
-        let settings = Settings {
+        let settings = EndpointSettings {
             endpoint: path.clone(),
             image_endpoint: path.clone(),
             ..double.settings()
         };
         let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
         let hierarchy = crate::cgroup::Hierarchy::parse(line).expect("a tree");
-        let opening = Cri::open(
+        let opening = CriClient::open(
             settings,
             &executor,
             Lane::inline(),
@@ -145,7 +145,7 @@ fn a_sandbox_is_stopped_before_anything_of_it_is_removed() {
         );
         let ended = container_status("a", wire::CONTAINER_EXITED);
         double.on("ContainerStatus", of_container(ended));
-        let done = || say(&mut wire::Empty::default());
+        let done = || say(&mut wire::CriEmpty::default());
         double.on("RemoveContainer", done());
         double.on("RemovePodSandbox", done());
         let text = "cni plugin not initialized";
@@ -173,7 +173,7 @@ fn lists_are_of_all_or_of_one_pod() {
     // CRI-50
     test(async |double| {
         let cri = double.open().await.expect("a runtime");
-        let nothing = || say(&mut wire::Empty::default());
+        let nothing = || say(&mut wire::CriEmpty::default());
         let sandboxes: Rc<RefCell<Vec<wire::ListPodSandboxRequest>>> =
             heard(double, "ListPodSandbox", nothing());
         let containers: Rc<RefCell<Vec<wire::ListContainersRequest>>> =
@@ -188,7 +188,7 @@ fn lists_are_of_all_or_of_one_pod() {
         assert_eq!(containers.borrow_mut().pop().expect("asked").filter, None);
 
         cri.pod_status(&PodUid::new("u")).await.expect("a status");
-        let of_pod: wire::Words = [(LABEL_POD_UID.to_owned(), "u".to_owned())].into();
+        let of_pod: wire::TextMap = [(LABEL_POD_UID.to_owned(), "u".to_owned())].into();
         let filter = sandboxes.borrow_mut().pop().expect("asked").filter;
         let filter = filter.expect("a selector");
         assert_eq!((&*filter.id, &filter.labels), ("", &of_pod));
@@ -222,11 +222,11 @@ fn what_mounts_from_another_root_is_not_what_its_hash_says() {
     smol::block_on(executor.run(async {
         let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
         let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(line).expect("a tree"));
-        let settings = Settings {
+        let settings = EndpointSettings {
             root_dir: own.clone(),
             ..double.settings()
         };
-        let opened = Cri::open(settings, &executor, Lane::inline(), cgroups);
+        let opened = CriClient::open(settings, &executor, Lane::inline(), cgroups);
         let cri = opened.await.expect("a runtime");
         let running = wire::CONTAINER_RUNNING;
         double.on(
@@ -245,9 +245,9 @@ fn what_mounts_from_another_root_is_not_what_its_hash_says() {
             (dir.join("gone/pods/u/etc-hosts"), 0),
         ] {
             let mut status = container_status("a", running);
-            status.mounts = vec![wire::Mount {
+            status.mounts = vec![wire::MountMessage {
                 host_path: path.display().to_string(),
-                ..wire::Mount::default()
+                ..wire::MountMessage::default()
             }];
             let written = (ANNOTATION_HASH.to_owned(), "7".to_owned());
             status.annotations = [written].into();
@@ -264,7 +264,7 @@ fn a_log_that_cannot_be_opened_anew_is_told() {
     // CRI-82
     test(async |double| {
         let cri = double.client().await;
-        let asked: Rc<RefCell<Vec<wire::Word>>> = heard(
+        let asked: Rc<RefCell<Vec<wire::TextMessage>>> = heard(
             double,
             "ReopenContainerLog",
             Reply::Fail(2, "container is not running"),
@@ -272,7 +272,7 @@ fn a_log_that_cannot_be_opened_anew_is_told() {
         let refused = cri.reopen_log(&"a".into()).await;
         assert_eq!(refused, Err(failed("container is not running")));
         assert_eq!(asked.borrow()[0].word, "a");
-        double.on("ReopenContainerLog", say(&mut wire::Empty::default()));
+        double.on("ReopenContainerLog", say(&mut wire::CriEmpty::default()));
         assert_eq!(cri.reopen_log(&"a".into()).await, Ok(()));
     });
 }
@@ -282,7 +282,7 @@ fn new_limits_are_the_whole_message() {
     // CRI-84
     test(async |double| {
         let cri = double.client().await;
-        let nothing = say(&mut wire::Empty::default());
+        let nothing = say(&mut wire::CriEmpty::default());
         let asked: Rc<RefCell<Vec<wire::UpdateContainerResourcesRequest>>> =
             heard(double, "UpdateContainerResources", nothing);
         let limits = LinuxResources {
@@ -301,7 +301,7 @@ fn new_limits_are_the_whole_message() {
         assert_eq!(sent.id, "a");
         assert_eq!(
             sent.linux,
-            Some(wire::Resources {
+            Some(wire::LinuxContainerResources {
                 cpu_period: 100_000,
                 cpu_quota: 50_000,
                 cpu_shares: 512,

@@ -1,17 +1,17 @@
 //! Differences of CRI-O from containerd, by its source (rows CRI): the double has its habits.
 
 use super::*;
-use crate::api::stats::Detail;
+use crate::api::stats::StatsDetail;
 
 /// An id as CRI-O makes it: bare, in hexadecimal.
 const ID: &str = "5f1b3a";
 
 fn image(id: &str) -> Reply {
     say(&mut wire::ImageStatusResponse {
-        image: Some(wire::Image {
+        image: Some(wire::ImageMessage {
             id: id.into(),
             size: 9,
-            ..wire::Image::default()
+            ..wire::ImageMessage::default()
         }),
     })
 }
@@ -119,7 +119,7 @@ fn its_images_have_bare_ids() {
         double.on("ContainerStatus", of_container(made));
         double.on("ListContainers", lists(wire::CONTAINER_RUNNING));
         assert!(cri.remove_image("0badcafe").await.is_err(), "it is used");
-        double.on("ListContainers", say(&mut wire::Empty::default()));
+        double.on("ListContainers", say(&mut wire::CriEmpty::default()));
         let text = "image used by 5f1b3a";
         double.on("RemoveImage", Reply::Fail(2, text));
         assert_eq!(cri.remove_image("0badcafe").await, Err(failed(text)));
@@ -150,7 +150,7 @@ fn cgroups_bear_the_names_of_their_runtimes() {
         smol::block_on(executor.run(async {
             let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", tree.display());
             let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(&line).expect("a tree"));
-            let settings = Settings {
+            let settings = EndpointSettings {
                 cgroup_driver: driver,
                 // As the agent has it: `logic::cgroup` says where.
                 pod_groups: Some(|driver, root, uid| {
@@ -165,7 +165,7 @@ fn cgroups_bear_the_names_of_their_runtimes() {
                 cgroup_root: "/".into(),
                 ..double.settings()
             };
-            let opened = Cri::open(settings, &executor, Lane::inline(), cgroups);
+            let opened = CriClient::open(settings, &executor, Lane::inline(), cgroups);
             let cri = opened.await.expect("a runtime");
             double.on(
                 "ListPodSandbox",
@@ -176,16 +176,20 @@ fn cgroups_bear_the_names_of_their_runtimes() {
             double.on("ListContainers", lists(wire::CONTAINER_RUNNING));
             let running = container_status(ID, wire::CONTAINER_RUNNING);
             double.on("ContainerStatus", of_container(running));
-            let usage = cri.list_pod_usage(Detail::Basic).await.expect("usage");
+            let usage = cri.list_pod_usage(StatsDetail::Basic).await.expect("usage");
             let main = &usage[0].containers[0];
             assert_eq!(main.cgroup, format!("/{pod}/{container}"));
             assert!(main.usage.cpu.is_some());
             // CRI-85: what it costs needs no status, and is no reason to have no figures of any pod.
             double.on("ContainerStatus", Reply::Fail(13, "its shim is gone"));
-            let usage = cri.list_pod_usage(Detail::Basic).await.expect("usage");
+            let usage = cri.list_pod_usage(StatsDetail::Basic).await.expect("usage");
             let unread = &usage[0].containers[0];
             assert_eq!((&*unread.name, &*unread.log_path), ("c", ""));
-            assert_eq!(unread.started_at, crate::api::Wall(8), "as the list says");
+            assert_eq!(
+                unread.started_at,
+                crate::api::WallTime(8),
+                "as the list says"
+            );
             assert!(unread.usage.cpu.is_some());
             assert!(cri.unread.borrow().contains(ID), "told once");
         }));

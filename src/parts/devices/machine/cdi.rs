@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use crate::{
     api::{
-        cdi::{self, Edits, NodeSeen, ReadFn},
-        device::{Seen, Wanted},
+        cdi::{self, CdiEdits, HostNodeLookup, ReadCdiFileFn},
+        device::{DeviceFilter, MachineDevices},
         oci,
-        order::Order as _,
+        order::OrderExt as _,
         strict::WrongValue,
     },
     config::decode,
@@ -121,7 +121,7 @@ fn read(path: &Path) -> io::Result<Option<Value>> {
 }
 
 /// Adds the wanted devices to `seen`.
-pub(super) fn look(dirs: &[PathBuf], wanted: &dyn Wanted, seen: &mut Seen) {
+pub(super) fn look(dirs: &[PathBuf], wanted: &dyn DeviceFilter, seen: &mut MachineDevices) {
     let found = &mut seen.cdi;
     seen.wrong = each(dirs, &mut |dir, _, value| {
         let names = wanted.cdi(value)?.into_iter();
@@ -135,9 +135,9 @@ pub(super) fn look(dirs: &[PathBuf], wanted: &dyn Wanted, seen: &mut Seen) {
 /// Reads the files that describe devices of these names. Returns them, and the faults of other files. Blocking.
 pub(crate) fn named(
     dirs: &[PathBuf],
-    read: ReadFn,
+    read: ReadCdiFileFn,
     names: &[String],
-) -> (Vec<cdi::File>, Vec<String>) {
+) -> (Vec<cdi::CdiFile>, Vec<String>) {
     let mut files = Vec::new();
     let wrong = each(dirs, &mut |dir, path, value| {
         let mut file = read(value, names)?;
@@ -152,15 +152,18 @@ pub(crate) fn named(
 }
 
 /// Looks at the nodes. Blocking.
-pub(crate) fn look_at(all: &mut [Edits]) {
+pub(crate) fn look_at(all: &mut [CdiEdits]) {
     for node in all.iter_mut().flat_map(|edits| &mut edits.nodes) {
         let seen = self::node(Path::new(&node.host_path));
-        node.seen = seen.map_or_else(|e| NodeSeen::Wrong(e.to_string()), NodeSeen::Node);
+        node.seen = seen.map_or_else(
+            |e| HostNodeLookup::Wrong(e.to_string()),
+            HostNodeLookup::Node,
+        );
     }
 }
 
 /// Reads the device number and mode of a node. A link is an error: it may lead to another node at the next moment.
-fn node(path: &Path) -> io::Result<oci::Device> {
+fn node(path: &Path) -> io::Result<oci::OciDevice> {
     let metadata = fs::symlink_metadata(path)?;
     let kind = metadata.file_type();
     let kind = match () {
@@ -173,12 +176,12 @@ fn node(path: &Path) -> io::Result<oci::Device> {
         "p" => 0,
         _ => metadata.rdev(),
     };
-    Ok(oci::Device {
+    Ok(oci::OciDevice {
         kind: kind.to_owned(),
         major: libc::major(number).into(),
         minor: libc::minor(number).into(),
         file_mode: Some(metadata.mode() & 0o777),
-        ..oci::Device::default()
+        ..oci::OciDevice::default()
     })
 }
 

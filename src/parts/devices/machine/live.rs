@@ -31,8 +31,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     api::{
         PodUid,
-        cri::{Device, node_owner},
-        device::{Allowed, LiveRecord, LiveRules},
+        cri::{ContainerDeviceNode, node_owner},
+        device::{DeviceAccess, LiveDeviceRecord, LiveDeviceRules},
         strict::from_json,
     },
     cgroup::Cgroups,
@@ -61,13 +61,13 @@ pub(crate) struct LiveNodes {
 
 /// Device nodes and records that are kept for one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct KeptLiveNodes {
     /// Pod.
     pub(crate) pod: PodUid,
     /// Container.
     pub(crate) container: Box<str>,
     /// Records of the container, one for each resource.
-    pub(crate) records: Vec<LiveRecord>,
+    pub(crate) records: Vec<LiveDeviceRecord>,
     dir: PathBuf,
     /// Directories of the records.
     dirs: Vec<PathBuf>,
@@ -92,8 +92,8 @@ impl LiveNodes {
         pod: &PodUid,
         container: &str,
         name: &str,
-        record: &LiveRecord,
-        nodes: &[Device],
+        record: &LiveDeviceRecord,
+        nodes: &[ContainerDeviceNode],
     ) -> io::Result<PathBuf> {
         self.mount()?;
         let dir = self.root.join(pod.as_str()).join(container).join(name);
@@ -124,7 +124,7 @@ impl LiveNodes {
         &self,
         pods: impl Fn(&PodUid) -> bool,
         wrong: &mut Vec<String>,
-    ) -> Vec<Kept> {
+    ) -> Vec<KeptLiveNodes> {
         let mut all = Vec::new();
         let pods_there = entries(&self.root);
         let is_left = pods_there.is_empty() && self.root.exists();
@@ -142,7 +142,7 @@ impl LiveNodes {
                 dirs.retain(|dir| dir.is_dir());
                 let records = dirs.iter().map(|dir| read(&dir.join(RECORD)));
                 match records.collect() {
-                    Ok(records) => all.push(Kept {
+                    Ok(records) => all.push(KeptLiveNodes {
                         pod: pod.clone(),
                         container,
                         records,
@@ -169,34 +169,36 @@ impl LiveNodes {
     /// The first; the rest is done all the same, and the next call tries all of it again.
     pub(crate) fn update(
         &self,
-        of: &Kept,
-        nodes: &[Vec<Device>],
+        of: &KeptLiveNodes,
+        nodes: &[Vec<ContainerDeviceNode>],
         cgroups: &Cgroups,
-    ) -> Result<(), LiveError> {
+    ) -> Result<(), LiveNodeError> {
         let wanted = of.records.iter().zip(nodes).flat_map(|(record, nodes)| {
-            nodes.iter().map(|node| Allowed {
+            nodes.iter().map(|node| DeviceAccess {
                 number: (node.block, node.major, node.minor),
                 access: record.permissions.clone(),
             })
         });
-        let wanted: BTreeSet<Allowed> = wanted.collect();
+        let wanted: BTreeSet<DeviceAccess> = wanted.collect();
         let rules = of.dir.join(RULES);
         // There are none yet, or the container may use all devices.
         let rules = rules.exists().then_some(rules);
-        let allow = |allowed: &BTreeSet<Allowed>| match &rules {
+        let allow = |allowed: &BTreeSet<DeviceAccess>| match &rules {
             Some(path) => allow(path, allowed, cgroups),
             None => Ok(()),
         };
-        let before = rules.as_ref().and_then(|path| read::<LiveRules>(path).ok());
+        let before = rules
+            .as_ref()
+            .and_then(|path| read::<LiveDeviceRules>(path).ok());
         let before = before.map_or_else(Vec::new, |rules| rules.allowed);
         // A node that can be seen may be used: so both sets are allowed while nodes change.
-        let both: BTreeSet<Allowed> = wanted.iter().cloned().chain(before).collect();
+        let both: BTreeSet<DeviceAccess> = wanted.iter().cloned().chain(before).collect();
         let mut done = allow(&both);
         for (dir, nodes) in of.dirs.iter().zip(nodes) {
             let at = dir.join(NODES);
             let filled = self
                 .fill(&at, nodes)
-                .map_err(|e| LiveError { at, source: e });
+                .map_err(|e| LiveNodeError { at, source: e });
             done = done.and(filled);
         }
         let closed = allow(&wanted);
@@ -204,11 +206,11 @@ impl LiveNodes {
     }
 
     /// - Errors: the first; the rest is done all the same.
-    fn fill(&self, at: &Path, wanted: &[Device]) -> io::Result<()> {
+    fn fill(&self, at: &Path, wanted: &[ContainerDeviceNode]) -> io::Result<()> {
         let owner = fs::metadata(at)?;
         let mut done = Ok(());
         for path in nodes_in(at) {
-            let is_wanted = |device: &&Device| at.join(&device.container_path) == path;
+            let is_wanted = |device: &&ContainerDeviceNode| at.join(&device.container_path) == path;
             if !wanted.iter().any(|device| is_wanted(&device)) {
                 let removed = remove(at, &path);
                 done = done.and(removed);
@@ -224,7 +226,7 @@ impl LiveNodes {
         done
     }
 
-    fn put(&self, at: &Path, device: &Device, owner: &Metadata) -> io::Result<()> {
+    fn put(&self, at: &Path, device: &ContainerDeviceNode, owner: &Metadata) -> io::Result<()> {
         let path = Path::new(&device.container_path);
         let is_name = |part| matches!(part, Component::Normal(_));
         if !path.components().all(is_name) || path.components().count() > MAX_DEPTH {
@@ -282,7 +284,7 @@ pub(crate) fn give_nodes(at: &Path, user: (u32, u32), gid: Option<u32>) -> io::R
 ///
 /// # Errors
 /// As of the calls.
-pub(crate) fn keep_rules(at: &Path, rules: &LiveRules) -> io::Result<()> {
+pub(crate) fn keep_rules(at: &Path, rules: &LiveDeviceRules) -> io::Result<()> {
     save(&container_dir(at)?.join(RULES), rules)
 }
 
@@ -293,14 +295,14 @@ pub(crate) fn keep_rules(at: &Path, rules: &LiveRules) -> io::Result<()> {
 pub(crate) fn open_nodes(at: &Path, cgroups: &Cgroups) -> io::Result<()> {
     let dir = container_dir(at)?;
     let path = dir.join(RULES);
-    let mut rules: LiveRules = read(&path)?;
+    let mut rules: LiveDeviceRules = read(&path)?;
     let mut allowed = BTreeSet::new();
     for (_, dir) in entries(dir).into_iter().filter(|(_, dir)| dir.is_dir()) {
-        let record: LiveRecord = read(&dir.join(RECORD))?;
+        let record: LiveDeviceRecord = read(&dir.join(RECORD))?;
         for node in nodes_in(&dir.join(NODES)) {
             let node = fs::symlink_metadata(node)?;
             let number = node.rdev();
-            allowed.insert(Allowed {
+            allowed.insert(DeviceAccess {
                 number: (
                     node.file_type().is_block_device(),
                     libc::major(number),
@@ -323,16 +325,20 @@ fn container_dir(at: &Path) -> io::Result<&Path> {
 /// Error of a change for a container that runs.
 #[derive(Debug, thiserror::Error)]
 #[error("device nodes in {at:?}: {source}")]
-pub(crate) struct LiveError {
+pub(crate) struct LiveNodeError {
     at: PathBuf,
     source: io::Error,
 }
 
 /// Lets the container use these nodes and no others. Does nothing if that is so already, or if the container does not
 /// run: at its start the nodes that are there then count.
-fn allow(path: &Path, allowed: &BTreeSet<Allowed>, cgroups: &Cgroups) -> Result<(), LiveError> {
+fn allow(
+    path: &Path,
+    allowed: &BTreeSet<DeviceAccess>,
+    cgroups: &Cgroups,
+) -> Result<(), LiveNodeError> {
     let change = || {
-        let mut rules: LiveRules = read(path)?;
+        let mut rules: LiveDeviceRules = read(path)?;
         if !cgroups.exists(&rules.cgroup) || allowed.iter().eq(&rules.allowed) {
             return Ok(());
         }
@@ -345,7 +351,7 @@ fn allow(path: &Path, allowed: &BTreeSet<Allowed>, cgroups: &Cgroups) -> Result<
         cgroups.allow_devices(&rules, &before)?;
         save(path, &rules)
     };
-    change().map_err(|source| LiveError {
+    change().map_err(|source| LiveNodeError {
         at: path.to_owned(),
         source,
     })
@@ -435,7 +441,7 @@ mod tests {
         }
 
         /// A node of the machine with this minor number, which is at `path` in containers.
-        fn node(&self, path: &str, minor: u32) -> Device {
+        fn node(&self, path: &str, minor: u32) -> ContainerDeviceNode {
             let at = self.dir.join("dev").join(path.replace('/', "-"));
             let _ = fs::remove_file(&at);
             let mode = Mode::from_bits_truncate(0o660);
@@ -443,12 +449,12 @@ mod tests {
             mknod(&at, SFlag::S_IFCHR, mode, number).expect("node");
             chown(&at, Some(0), Some(20)).expect("owner");
             fs::set_permissions(&at, fs::Permissions::from_mode(0o660)).expect("mode");
-            Device {
+            ContainerDeviceNode {
                 host_path: at.display().to_string(),
                 container_path: path.into(),
                 major: 188,
                 minor,
-                ..Device::default()
+                ..ContainerDeviceNode::default()
             }
         }
     }
@@ -484,7 +490,7 @@ mod tests {
         };
         let live = &place.live;
         let pod = PodUid::from("a");
-        let record = LiveRecord {
+        let record = LiveDeviceRecord {
             resource: "picolet/x".into(),
             ids: vec!["1".into()],
             majors: vec![(false, 188)],
@@ -502,10 +508,10 @@ mod tests {
         assert_eq!((owner.uid(), owner.mode() & 0o777), (1000, 0o755));
         // It may use the nodes that are there when it starts.
         let (group, cgroups) = place.group("g");
-        let rules = LiveRules {
+        let rules = LiveDeviceRules {
             cgroup: "/g".into(),
             majors: vec![(false, 188)],
-            ..LiveRules::default()
+            ..LiveDeviceRules::default()
         };
         keep_rules(&at, &rules).expect("kept");
         open_nodes(&at, &cgroups).expect("open");
@@ -527,7 +533,7 @@ mod tests {
             (&*kept.container, &kept.records[..]),
             ("c", core::slice::from_ref(&record))
         );
-        let update = |nodes: &[Device]| live.update(kept, &[nodes.to_vec()], &cgroups);
+        let update = |nodes: &[ContainerDeviceNode]| live.update(kept, &[nodes.to_vec()], &cgroups);
         update(core::slice::from_ref(&first)).expect("done");
         assert_eq!(told(), ["", ""], "nothing is new");
         update(&[]).expect("done");
@@ -549,9 +555,9 @@ mod tests {
         assert_eq!(denied, "c 188:5 rw");
         assert!(allowed.starts_with("c 188:"), "{allowed}");
         // A node that has changed since the look is left out, and does not hold up others.
-        let stale = Device { minor: 7, ..other };
+        let stale = ContainerDeviceNode { minor: 7, ..other };
         let fresh = place.node("002/001", 8);
-        let at_path = |path: String| Device {
+        let at_path = |path: String| ContainerDeviceNode {
             container_path: path,
             ..fresh.clone()
         };
@@ -586,7 +592,7 @@ mod tests {
         // A record that an agent cannot read is left as it is, and reported.
         let path = at.with_file_name(RECORD);
         let size = usize::try_from(MAX_RECORD_BYTES).expect("size");
-        let long = LiveRecord {
+        let long = LiveDeviceRecord {
             resource: "x".repeat(size).into(),
             ..record
         };

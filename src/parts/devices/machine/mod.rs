@@ -13,26 +13,26 @@ mod uevent;
 
 use std::path::{Path, PathBuf};
 
-use crate::api::device::{Seen, Wanted};
+use crate::api::device::{DeviceFilter, MachineDevices};
 
 pub(crate) use live::{LiveNodes, give_nodes, keep_rules, open_nodes};
-pub(crate) use socket::{Listener, Trouble};
-pub(crate) use uevent::Doorbell;
+pub(crate) use socket::{DeviceSocketListener, ListenerTrouble};
+pub(crate) use uevent::UeventDoorbell;
 
 /// A machine whose devices can be looked at. Every call blocks for some milliseconds.
-pub(crate) trait Machine: core::fmt::Debug + Send + Sync {
+pub(crate) trait DeviceMachine: core::fmt::Debug + Send + Sync {
     /// Looks for the wanted devices. A device that cannot be read counts as absent.
-    fn look(&self, wanted: &dyn Wanted) -> Seen;
+    fn look(&self, wanted: &dyn DeviceFilter) -> MachineDevices;
 }
 
 /// The local machine: its device nodes, its sysfs, and its CDI files.
 #[derive(Clone, Debug)]
-pub(crate) struct Host {
+pub(crate) struct LocalMachine {
     root: PathBuf,
     cdi: Vec<PathBuf>,
 }
 
-impl Host {
+impl LocalMachine {
     /// `root`: below which `dev` and `sys` are; `/` as a rule. `cdi`: directories of CDI files.
     #[must_use]
     pub(crate) fn below(root: &Path, cdi: &[PathBuf]) -> Self {
@@ -43,8 +43,8 @@ impl Host {
     }
 }
 
-impl Machine for Host {
-    fn look(&self, wanted: &dyn Wanted) -> Seen {
+impl DeviceMachine for LocalMachine {
+    fn look(&self, wanted: &dyn DeviceFilter) -> MachineDevices {
         let mut seen = scan::look(&self.root, wanted);
         if wanted.any_cdi() {
             cdi::look(&self.cdi, wanted, &mut seen);

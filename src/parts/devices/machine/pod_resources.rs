@@ -7,22 +7,22 @@ use core::pin::Pin;
 
 use smol::LocalExecutor;
 
-use super::socket::Listener;
+use super::socket::DeviceSocketListener;
 use crate::{
-    api::device::{Holdings, PodHolds},
+    api::device::{DeviceHoldings, PodDeviceHoldings},
     grpc::{
-        Time,
+        ConnectionClock,
         proto::message,
-        server::{Answering, Exchange, Handler},
-        status::{Code, Status},
+        server::{CallFuture, CallHandler, ServerCall},
+        status::{GrpcCode, GrpcStatus},
     },
 };
 
 message! {
-    struct Empty {}
+    struct PodResourcesEmpty {}
 }
 message! {
-    struct ContainerDevices {
+    struct ContainerDevicesMessage {
         1 resource_name: String,
         2 device_ids: Vec<String>,
     }
@@ -30,7 +30,7 @@ message! {
 message! {
     struct ContainerResources {
         1 name: String,
-        2 devices: Vec<ContainerDevices>,
+        2 devices: Vec<ContainerDevicesMessage>,
     }
 }
 message! {
@@ -41,81 +41,86 @@ message! {
     }
 }
 message! {
-    struct ListResponse {
+    struct ListPodResourcesResponse {
         1 pods: Vec<PodResources>,
     }
 }
 message! {
-    struct AllocatableResponse {
-        1 devices: Vec<ContainerDevices>,
+    struct AllocatableResourcesResponse {
+        1 devices: Vec<ContainerDevicesMessage>,
     }
 }
 message! {
-    struct GetRequest {
+    struct GetPodResourcesRequest {
         1 name: String,
         2 namespace: String,
     }
 }
 message! {
-    struct GetResponse {
+    struct GetPodResourcesResponse {
         1 pod: Option<PodResources>,
     }
 }
 
 /// Devices that pods hold, as the agent tells them; `None` if it is asked too often.
-pub(crate) type Asked = Pin<Box<dyn Future<Output = Option<Holdings>>>>;
+pub(crate) type HoldingsAnswer = Pin<Box<dyn Future<Output = Option<DeviceHoldings>>>>;
 
 /// Answers until it is dropped.
 pub(crate) async fn serve(
-    listener: Listener,
-    ask: Rc<dyn Fn() -> Asked>,
+    listener: DeviceSocketListener,
+    ask: Rc<dyn Fn() -> HoldingsAnswer>,
     executor: Rc<LocalExecutor<'static>>,
-    time: Rc<dyn Time>,
+    time: Rc<dyn ConnectionClock>,
 ) {
-    let handler: Handler = Rc::new(move |exchange| -> Answering {
+    let handler: CallHandler = Rc::new(move |exchange| -> CallFuture {
         let ask = Rc::clone(&ask);
         Box::pin(answer(exchange, ask))
     });
     listener.serve(handler, executor, time).await;
 }
 
-async fn answer(mut call: Exchange, ask: Rc<dyn Fn() -> Asked>) -> Result<(), Status> {
+async fn answer(
+    mut call: ServerCall,
+    ask: Rc<dyn Fn() -> HoldingsAnswer>,
+) -> Result<(), GrpcStatus> {
     let path = call.path().to_owned();
-    let unknown = || Status::new(Code::UNIMPLEMENTED, format!("{path}: unknown"));
+    let unknown = || GrpcStatus::new(GrpcCode::UNIMPLEMENTED, format!("{path}: unknown"));
     let method = path.strip_prefix("/v1.PodResourcesLister/");
     let method = method.ok_or_else(unknown)?;
     let known = async {
-        let limit = || Status::new(Code::RESOURCE_EXHAUSTED, "rejected by rate limit");
+        let limit = || GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, "rejected by rate limit");
         ask().await.ok_or_else(limit)
     };
     match method {
         "List" => {
-            call.request::<Empty>().await?;
+            call.request::<PodResourcesEmpty>().await?;
             let pods = known.await?.pods.into_iter().map(pod).collect();
-            call.answer(&mut ListResponse { pods }).await
+            call.answer(&mut ListPodResourcesResponse { pods }).await
         }
         "GetAllocatableResources" => {
-            call.request::<Empty>().await?;
+            call.request::<PodResourcesEmpty>().await?;
             let devices = devices(known.await?.healthy);
-            call.answer(&mut AllocatableResponse { devices }).await
+            call.answer(&mut AllocatableResourcesResponse { devices })
+                .await
         }
         "Get" => {
-            let wanted: GetRequest = call.request().await?;
+            let wanted: GetPodResourcesRequest = call.request().await?;
             let mut pods = known.await?.pods.into_iter();
-            let is_it = |p: &PodHolds| p.name == wanted.name && p.namespace == wanted.namespace;
+            let is_it =
+                |p: &PodDeviceHoldings| p.name == wanted.name && p.namespace == wanted.namespace;
             let found = pods.find(is_it).ok_or_else(|| {
-                let GetRequest { name, namespace } = &wanted;
+                let GetPodResourcesRequest { name, namespace } = &wanted;
                 let text = format!("pod {name} in namespace {namespace} not found");
-                Status::new(Code::UNKNOWN, text)
+                GrpcStatus::new(GrpcCode::UNKNOWN, text)
             })?;
             let pod = Some(pod(found));
-            call.answer(&mut GetResponse { pod }).await
+            call.answer(&mut GetPodResourcesResponse { pod }).await
         }
         _ => Err(unknown()),
     }
 }
 
-fn pod(pod: PodHolds) -> PodResources {
+fn pod(pod: PodDeviceHoldings) -> PodResources {
     let containers = pod.containers.into_iter();
     let containers = containers.map(|(name, held)| ContainerResources {
         name,
@@ -128,9 +133,9 @@ fn pod(pod: PodHolds) -> PodResources {
     }
 }
 
-fn devices(held: Vec<(String, Vec<String>)>) -> Vec<ContainerDevices> {
+fn devices(held: Vec<(String, Vec<String>)>) -> Vec<ContainerDevicesMessage> {
     let all = held.into_iter();
-    all.map(|(resource_name, device_ids)| ContainerDevices {
+    all.map(|(resource_name, device_ids)| ContainerDevicesMessage {
         resource_name,
         device_ids,
     })

@@ -21,8 +21,8 @@ use smol::{LocalExecutor, Task};
 
 use super::plugin::{ask, connect};
 use crate::{
-    api::order::Order as _,
-    grpc::{Time, client::Client, proto::message, status::Status},
+    api::order::OrderExt as _,
+    grpc::{ConnectionClock, client::GrpcClient, proto::message, status::GrpcStatus},
 };
 
 /// Sockets that are asked.
@@ -35,7 +35,7 @@ const INFO_TIME: Duration = Duration::from_secs(1);
 const NOTIFY_TIME: Duration = Duration::from_secs(5);
 
 message! {
-    struct Empty {}
+    struct RegistrationEmpty {}
 }
 message! {
     /// Name and kind of a plugin, as it tells them.
@@ -58,22 +58,29 @@ message! {
 }
 
 /// A socket that was dialled. The connection ends with it.
-pub(crate) struct Registration {
-    client: Client,
+pub(crate) struct PluginRegistration {
+    client: GrpcClient,
     _driver: Task<()>,
 }
 
-impl Registration {
+impl PluginRegistration {
     /// Dials a socket, and asks for the plugin's name and kind.
     pub(crate) async fn dial(
         path: &Path,
         executor: &LocalExecutor<'static>,
-        time: Rc<dyn Time>,
-    ) -> Result<(Self, PluginInfo), Status> {
+        time: Rc<dyn ConnectionClock>,
+    ) -> Result<(Self, PluginInfo), GrpcStatus> {
         let (client, driver) = connect(path, executor, time).await?;
         let mut info = PluginInfo::default();
         let method = "/pluginregistration.Registration/GetInfo";
-        ask(&client, method, &mut Empty {}, &mut info, INFO_TIME).await?;
+        ask(
+            &client,
+            method,
+            &mut RegistrationEmpty {},
+            &mut info,
+            INFO_TIME,
+        )
+        .await?;
         let own = Self {
             client,
             _driver: driver,
@@ -82,7 +89,7 @@ impl Registration {
     }
 
     /// Tells the plugin the result of its registration; an empty text: it is registered.
-    pub(crate) async fn notify(&self, error: &str) -> Result<(), Status> {
+    pub(crate) async fn notify(&self, error: &str) -> Result<(), GrpcStatus> {
         let mut status = RegistrationStatus {
             registered: error.is_empty(),
             error: error.into(),
@@ -92,7 +99,7 @@ impl Registration {
             &self.client,
             method,
             &mut status,
-            &mut Empty {},
+            &mut RegistrationEmpty {},
             NOTIFY_TIME,
         )
         .await
@@ -101,13 +108,13 @@ impl Registration {
 
 /// Identity of a socket: a new socket at the same path has another mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark([i64; 3]);
+pub(crate) struct SocketMark([i64; 3]);
 
 /// Sockets below the directory.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct PluginSockets {
     /// Sockets with their marks; at most [`MAX_SOCKETS`].
-    pub(crate) sockets: BTreeMap<PathBuf, Mark>,
+    pub(crate) sockets: BTreeMap<PathBuf, SocketMark>,
     /// Set if there is more than is looked at.
     pub(crate) more: bool,
     entries: usize,
@@ -116,16 +123,21 @@ pub(crate) struct Seen {
 /// Looks for sockets at any depth. Names that begin with a dot are passed over, links are not followed. Blocking.
 ///
 /// - Errors: the directory cannot be read. One that is not there has no sockets.
-pub(crate) fn look(dir: &Path, bell: Option<&Doorbell>) -> io::Result<Seen> {
-    let mut seen = Seen::default();
+pub(crate) fn look(dir: &Path, bell: Option<&DirectoryDoorbell>) -> io::Result<PluginSockets> {
+    let mut seen = PluginSockets::default();
     match seen.walk(dir, bell, 0) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(seen),
     }
 }
 
-impl Seen {
-    fn walk(&mut self, dir: &Path, bell: Option<&Doorbell>, depth: usize) -> io::Result<()> {
+impl PluginSockets {
+    fn walk(
+        &mut self,
+        dir: &Path,
+        bell: Option<&DirectoryDoorbell>,
+        depth: usize,
+    ) -> io::Result<()> {
         // Watched before it is read: a change after the read rings.
         if let Some(bell) = bell {
             bell.watch(dir);
@@ -166,7 +178,7 @@ impl Seen {
                     metadata.mtime(),
                     metadata.mtime_nsec(),
                 ];
-                self.sockets.insert(path, Mark(mark));
+                self.sockets.insert(path, SocketMark(mark));
             }
         }
         Ok(())
@@ -175,9 +187,9 @@ impl Seen {
 
 /// Rings when something comes or goes in the directories that were looked at. It may be lost.
 #[derive(Clone, Debug)]
-pub(crate) struct Doorbell(Arc<Async<Inotify>>);
+pub(crate) struct DirectoryDoorbell(Arc<Async<Inotify>>);
 
-impl Doorbell {
+impl DirectoryDoorbell {
     /// Makes a doorbell that watches no directory yet.
     pub(crate) fn lay() -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
@@ -288,7 +300,7 @@ mod tests {
         // DEV-16
         let dir = Dir::new("registry-bell");
         fs::create_dir_all(dir.0.join("below")).expect("directory");
-        let bell = Doorbell::lay().expect("laid");
+        let bell = DirectoryDoorbell::lay().expect("laid");
         look(&dir.0, Some(&bell)).expect("seen");
         let path = dir.socket("below/a.sock");
         smol::block_on(async {

@@ -11,8 +11,10 @@ use std::{
 
 use crate::{
     api::{
-        device::{Facts, Node, Place, Seen, Usb, Wanted},
-        order::Order as _,
+        device::{
+            DeviceFilter, HostDeviceNode, MachineDevices, NodeDeviceFacts, UsbDevice, UsbPlace,
+        },
+        order::OrderExt as _,
     },
     sys::file,
 };
@@ -39,13 +41,13 @@ const MAX_ATTRIBUTE: u64 = 512;
 /// Subsystem of the nodes below `/dev/bus/usb`.
 const USB: &str = "usb";
 
-/// See [`super::Machine::look`].
-pub(super) fn look(root: &Path, wanted: &dyn Wanted) -> Seen {
-    let places = Places {
+/// See [`super::DeviceMachine::look`].
+pub(super) fn look(root: &Path, wanted: &dyn DeviceFilter) -> MachineDevices {
+    let places = DevicePaths {
         root: root.to_path_buf(),
         sys: root.join("sys"),
     };
-    let mut seen = Seen::default();
+    let mut seen = MachineDevices::default();
     let mut left = MAX_ENTRIES;
     if wanted.directory("/dev") {
         places.nodes_below("/dev", wanted, &mut left, &mut seen.nodes);
@@ -60,18 +62,24 @@ pub(super) fn look(root: &Path, wanted: &dyn Wanted) -> Seen {
     seen
 }
 
-struct Places {
+struct DevicePaths {
     root: PathBuf,
     sys: PathBuf,
 }
 
-impl Places {
+impl DevicePaths {
     /// The path on the machine of the name `name`.
     fn path(&self, name: &str) -> PathBuf {
         self.root.join(name.trim_start_matches('/'))
     }
 
-    fn nodes_below(&self, dir: &str, wanted: &dyn Wanted, left: &mut usize, nodes: &mut Vec<Node>) {
+    fn nodes_below(
+        &self,
+        dir: &str,
+        wanted: &dyn DeviceFilter,
+        left: &mut usize,
+        nodes: &mut Vec<HostDeviceNode>,
+    ) {
         let entries = fs::read_dir(self.path(dir)).into_iter().flatten();
         for entry in entries.flatten() {
             if *left == 0 || nodes.len() >= MAX_NODES {
@@ -94,7 +102,7 @@ impl Places {
     }
 
     /// The node of that name, or to which that leads; `None` if there is none.
-    fn node(&self, name: String) -> Option<Node> {
+    fn node(&self, name: String) -> Option<HostDeviceNode> {
         let path = fs::canonicalize(self.path(&name)).ok()?;
         // A link out of the directory leads to devices that must not be given.
         if !path.starts_with(fs::canonicalize(self.path("/dev")).ok()?) {
@@ -107,13 +115,13 @@ impl Places {
         }
         let number = metadata.rdev();
         let part = |part: u64| u32::try_from(part).ok();
-        let mut node = Node {
+        let mut node = HostDeviceNode {
             name,
             path: path.into_os_string().into_string().ok()?,
             block: kind.is_block_device(),
             major: part(libc::major(number).into())?,
             minor: part(libc::minor(number).into())?,
-            ..Node::default()
+            ..HostDeviceNode::default()
         };
         let kind = if node.block { "block" } else { "char" };
         let link = format!("dev/{kind}/{}:{}", node.major, node.minor);
@@ -130,7 +138,7 @@ impl Places {
         format!("/{}", below.display())
     }
 
-    fn usb(&self, wanted: &dyn Wanted) -> Vec<Usb> {
+    fn usb(&self, wanted: &dyn DeviceFilter) -> Vec<UsbDevice> {
         let dir = self.sys.join("bus/usb/devices");
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         let mut all = Vec::new();
@@ -144,7 +152,7 @@ impl Places {
             };
             if wanted.usb(&place) {
                 let nodes = self.nodes_of(&device, &place);
-                all.push(Usb { place, nodes });
+                all.push(UsbDevice { place, nodes });
             }
         }
         all.order_by(|a, b| a.place.port.cmp(&b.place.port));
@@ -152,7 +160,7 @@ impl Places {
     }
 
     /// Finds wanted nodes by the facts of their devices.
-    fn udev(&self, wanted: &dyn Wanted) -> Vec<(u16, Node)> {
+    fn udev(&self, wanted: &dyn DeviceFilter) -> Vec<(u16, HostDeviceNode)> {
         let mut all = Vec::new();
         let mut left = MAX_DEVICES;
         for kind in ["block", "char"] {
@@ -175,7 +183,7 @@ impl Places {
                     continue;
                 };
                 let database = format!("run/udev/data/{}{numbers}", &kind[..1]);
-                let device = Device {
+                let device = UdevDevice {
                     levels: levels(&path),
                     database: self.root.join(database),
                 };
@@ -192,14 +200,14 @@ impl Places {
         all
     }
 
-    fn nodes_of(&self, device: &Path, place: &Place) -> Vec<(String, Node)> {
+    fn nodes_of(&self, device: &Path, place: &UsbPlace) -> Vec<(String, HostDeviceNode)> {
         let mut nodes = Vec::new();
         let number = |name: &str| attribute(device, name)?.parse::<u16>().ok();
         if let (Some(bus), Some(number)) = (number("busnum"), number("devnum")) {
             let own = self.node(format!("/dev/bus/usb/{bus:03}/{number:03}"));
             nodes.extend(own.map(|node| {
                 let usb = Some(place.clone());
-                (USB.to_owned(), Node { usb, ..node })
+                (USB.to_owned(), HostDeviceNode { usb, ..node })
             }));
         }
         let mut left = MAX_DIRECTORIES;
@@ -213,7 +221,7 @@ impl Places {
         dir: &Path,
         depth: usize,
         left: &mut usize,
-        nodes: &mut Vec<(String, Node)>,
+        nodes: &mut Vec<(String, HostDeviceNode)>,
     ) {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         for entry in entries {
@@ -235,7 +243,7 @@ impl Places {
     }
 
     /// The node that the kernel has made for a device, with its subsystem.
-    fn node_of(&self, device: &Path) -> Option<(String, Node)> {
+    fn node_of(&self, device: &Path) -> Option<(String, HostDeviceNode)> {
         let event = attribute(device, "uevent")?;
         let name = event.lines().find_map(|l| l.strip_prefix("DEVNAME="))?;
         let subsystem = last_of_link(&device.join("subsystem"))?;
@@ -247,12 +255,12 @@ impl Places {
 }
 
 /// Finds the place on the USB of a device, or of the USB device that it belongs to.
-fn place(device: &Path) -> Option<Place> {
+fn place(device: &Path) -> Option<UsbPlace> {
     let mut interface = "";
     for dir in device.ancestors() {
         if dir.join("idVendor").exists() {
             let interface = interface.to_owned();
-            return of_device(dir).map(|place| Place { interface, ..place });
+            return of_device(dir).map(|place| UsbPlace { interface, ..place });
         }
         let name = dir.file_name()?.to_str()?;
         interface = name.split_once(':').map_or("", |(_, interface)| interface);
@@ -260,9 +268,9 @@ fn place(device: &Path) -> Option<Place> {
     None
 }
 
-fn of_device(device: &Path) -> Option<Place> {
+fn of_device(device: &Path) -> Option<UsbPlace> {
     let hex = |name: &str| u16::from_str_radix(&attribute(device, name)?, 16).ok();
-    Some(Place {
+    Some(UsbPlace {
         port: device.file_name()?.to_str()?.to_owned(),
         interface: String::new(),
         product: (hex("idVendor")?, hex("idProduct")?),
@@ -295,14 +303,14 @@ fn levels(device: &Path) -> Vec<PathBuf> {
 }
 
 /// Facts that udev rules can ask of a device with a node.
-struct Device {
+struct UdevDevice {
     /// Directories of the device and of its parents, its own first.
     levels: Vec<PathBuf>,
     /// The file of udev's database.
     database: PathBuf,
 }
 
-impl Facts for Device {
+impl NodeDeviceFacts for UdevDevice {
     fn levels(&self) -> usize {
         self.levels.len()
     }
@@ -340,7 +348,7 @@ mod tests {
     /// Wants everything.
     struct All;
 
-    impl Wanted for All {
+    impl DeviceFilter for All {
         fn node(&self, _: &str) -> bool {
             true
         }
@@ -349,7 +357,7 @@ mod tests {
             !path.ends_with("/pts")
         }
 
-        fn usb(&self, place: &Place) -> bool {
+        fn usb(&self, place: &UsbPlace) -> bool {
             place.product.0 == 0x403
         }
 
@@ -365,7 +373,7 @@ mod tests {
             name == "tty"
         }
 
-        fn udev(&self, subsystem: &str, device: &dyn Facts) -> Vec<u16> {
+        fn udev(&self, subsystem: &str, device: &dyn NodeDeviceFacts) -> Vec<u16> {
             assert_eq!(subsystem, "tty");
             let levels = 0..device.levels();
             let drivers: Vec<String> = levels.clone().filter_map(|n| device.driver(n)).collect();
@@ -509,7 +517,7 @@ mod tests {
             by_id.sysfs,
             "/devices/usb1/1-1/1-1.4/1-1.4:1.0/ttyUSB1/tty/ttyUSB1"
         );
-        let at = Place {
+        let at = UsbPlace {
             port: "1-1.4".into(),
             interface: "1.0".into(),
             product: (0x403, 0x6001),
@@ -533,7 +541,7 @@ mod tests {
     #[derive(Default)]
     struct Asked(AtomicUsize);
 
-    impl Wanted for Asked {
+    impl DeviceFilter for Asked {
         fn node(&self, _: &str) -> bool {
             false
         }
@@ -542,7 +550,7 @@ mod tests {
             false
         }
 
-        fn usb(&self, _: &Place) -> bool {
+        fn usb(&self, _: &UsbPlace) -> bool {
             false
         }
 
@@ -559,7 +567,7 @@ mod tests {
             false
         }
 
-        fn udev(&self, _: &str, _: &dyn Facts) -> Vec<u16> {
+        fn udev(&self, _: &str, _: &dyn NodeDeviceFacts) -> Vec<u16> {
             Vec::new()
         }
 
@@ -586,7 +594,7 @@ mod tests {
         put(&device, &[("long", &long), ("broken", "")]);
         fs::write(device.join("broken"), b"a\xff").expect("written");
         put(&root, &[("database", &database)]);
-        let facts = Device {
+        let facts = UdevDevice {
             levels: levels(&device),
             database: root.join("database"),
         };
@@ -603,7 +611,7 @@ mod tests {
             symlink(&device, char.join(format!("4:{minor}"))).expect("link");
         }
         let asked = Asked::default();
-        assert_eq!(look(&root, &asked), Seen::default());
+        assert_eq!(look(&root, &asked), MachineDevices::default());
         assert_eq!(asked.0.load(Ordering::Relaxed), MAX_DEVICES);
         fs::remove_dir_all(&root).expect("removed");
     }

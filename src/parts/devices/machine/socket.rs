@@ -17,9 +17,9 @@ use std::{
 use smol::{Async, LocalExecutor, future::or};
 
 use crate::grpc::{
-    Time,
-    server::{Handler, serve},
-    status::{Code, Status},
+    ConnectionClock,
+    server::{CallHandler, serve},
+    status::{GrpcCode, GrpcStatus},
 };
 
 /// Name of the socket.
@@ -32,17 +32,17 @@ const SHORT: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Reason why no client can be served at the moment; `None` while clients are served.
-pub(crate) type Trouble = Rc<RefCell<Option<String>>>;
+pub(crate) type ListenerTrouble = Rc<RefCell<Option<String>>>;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub(crate) struct DeviceSocketListener {
     socket: Async<UnixListener>,
     short: bool,
-    trouble: Trouble,
+    trouble: ListenerTrouble,
 }
 
-impl Listener {
+impl DeviceSocketListener {
     /// Listens for plugins that register: all sockets in `dir` are unlinked, which is a plugin's sign to register again
     /// (DEV-01); other files stay.
     pub(crate) fn of_plugins(dir: &Path) -> io::Result<Self> {
@@ -78,22 +78,22 @@ impl Listener {
         Ok(Self {
             socket,
             short,
-            trouble: Trouble::default(),
+            trouble: ListenerTrouble::default(),
         })
     }
 
     /// Returns a shared view of the trouble: every look at it shows the present state (DEV-18).
     #[must_use]
-    pub(crate) fn trouble(&self) -> Trouble {
+    pub(crate) fn trouble(&self) -> ListenerTrouble {
         Rc::clone(&self.trouble)
     }
 
     /// Answers calls until it is dropped.
     pub(super) async fn serve(
         self,
-        handler: Handler,
+        handler: CallHandler,
         executor: Rc<LocalExecutor<'static>>,
-        time: Rc<dyn Time>,
+        time: Rc<dyn ConnectionClock>,
     ) {
         let open = Rc::new(Cell::new(0_usize));
         // Bounded: each turn waits for a client.
@@ -121,7 +121,7 @@ impl Listener {
                         Some(late) => late.await,
                         None => core::future::pending().await,
                     }
-                    Status::new(Code::DEADLINE_EXCEEDED, "it lasts too long")
+                    GrpcStatus::new(GrpcCode::DEADLINE_EXCEEDED, "it lasts too long")
                 };
                 or(serve(pipe, handler, time), late).await;
                 open.set(open.get() - 1);
@@ -163,14 +163,15 @@ mod tests {
         fs::create_dir_all(root.join("dir").join(SOCKET)).expect("directory");
         fs::write(root.join("file"), "").expect("file");
         let shown = root.display();
-        let text = |listener: io::Result<Listener>| listener.expect_err("wrong").to_string();
-        let said = text(Listener::of_plugins(&root.join("file")));
+        let text =
+            |listener: io::Result<DeviceSocketListener>| listener.expect_err("wrong").to_string();
+        let said = text(DeviceSocketListener::of_plugins(&root.join("file")));
         let beginning = format!("cannot make the directory {shown}/file: ");
         assert!(said.starts_with(&beginning), "{said}");
-        let said = text(Listener::of_plugins(&root.join("dir")));
+        let said = text(DeviceSocketListener::of_plugins(&root.join("dir")));
         let beginning = format!("cannot make the socket {shown}/dir/{SOCKET}: ");
         assert!(said.starts_with(&beginning), "{said}");
-        let said = text(Listener::of_readers(&root.join("dir")));
+        let said = text(DeviceSocketListener::of_readers(&root.join("dir")));
         let beginning = format!("cannot remove the socket {shown}/dir/{SOCKET}: ");
         assert!(said.starts_with(&beginning), "{said}");
         // A socket goes, another file stays.
@@ -178,7 +179,7 @@ mod tests {
         fs::create_dir(&dir).expect("directory");
         let old = UnixListener::bind(dir.join("old.sock"));
         fs::write(dir.join("file"), "").expect("file");
-        Listener::of_plugins(&dir).expect("listens");
+        DeviceSocketListener::of_plugins(&dir).expect("listens");
         let names = fs::read_dir(&dir).expect("directory");
         let mut names: Vec<_> = names.map(|e| e.expect("entry").file_name()).collect();
         names.sort();
@@ -191,12 +192,12 @@ mod tests {
     /// A clock whose pauses never end.
     struct Still;
 
-    impl Time for Still {
+    impl ConnectionClock for Still {
         fn now(&self) -> Duration {
             Duration::ZERO
         }
 
-        fn sleep(&self, _: Duration) -> crate::grpc::Sleep {
+        fn sleep(&self, _: Duration) -> crate::grpc::SleepFuture {
             Box::pin(core::future::pending())
         }
     }
@@ -205,9 +206,9 @@ mod tests {
     fn what_cannot_be_served_is_told() {
         // DEV-18
         let root = crate::testing::unused_path("deaf");
-        let handler: Handler = Rc::new(|_| Box::pin(async { Ok(()) }));
+        let handler: CallHandler = Rc::new(|_| Box::pin(async { Ok(()) }));
         for is_deaf in [false, true] {
-            let mut listener = Listener::of_plugins(&root).expect("listens");
+            let mut listener = DeviceSocketListener::of_plugins(&root).expect("listens");
             if is_deaf {
                 // A socket that does not listen accepts no client.
                 let (end, _other) = UnixStream::pair().expect("pair");

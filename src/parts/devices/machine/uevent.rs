@@ -20,11 +20,11 @@ const MESSAGE: usize = 4096;
 const HAS_NODE: &[u8] = b"\0DEVNAME=";
 
 /// Rings when a device with a node comes or goes.
-pub(crate) struct Doorbell {
+pub(crate) struct UeventDoorbell {
     socket: Async<OwnedFd>,
 }
 
-impl Doorbell {
+impl UeventDoorbell {
     /// Lays it.
     pub(crate) fn lay() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;

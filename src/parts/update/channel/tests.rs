@@ -47,8 +47,8 @@ impl Site {
         Self { url, asked }
     }
 
-    fn channel(&self) -> Channel {
-        Channel::at(Place {
+    fn channel(&self) -> ReleaseChannel {
+        ReleaseChannel::at(DocumentLocation {
             url: Url::parse(&self.url).expect("url"),
             headers: Vec::new(),
             ca: None,
@@ -192,7 +192,7 @@ fn channels_are_read_with_bounds() {
     let read = Site::new(Way::Parts(20)).channel().read().expect("read");
     assert_eq!(read, (b"offer".to_vec(), b"signature".to_vec()));
     let dir = Dir::new("dir");
-    let mut channel = Channel::in_dir(dir.0.clone());
+    let mut channel = ReleaseChannel::in_dir(dir.0.clone());
     let missing = channel.read().expect_err("nothing there");
     assert!(missing.may_pass() && missing.to_string().contains("channel.json"));
     fs::write(dir.0.join(CHANNEL), [0; MAX_CHANNEL_BYTES_OF_TESTS]).expect("written");

@@ -15,7 +15,7 @@ use crate::{
     api::SandboxId,
     sys::{
         namespaces,
-        netlink::{self, Address, Link},
+        netlink::{self, InterfaceAddress, NetworkLink},
     },
 };
 
@@ -28,7 +28,7 @@ const NAME_LIMIT: usize = 15;
 
 /// An address that a pod has for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Lease {
+pub(super) struct AddressLease {
     pub(super) address: IpAddr,
     /// Length of the subnet's prefix.
     pub(super) prefix: u8,
@@ -37,10 +37,10 @@ pub(super) struct Lease {
 
 /// Attachment of a pod: all that is needed to make it, and to undo it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Attach {
+pub(super) struct BridgeAttachment {
     pub(super) bridge: String,
     pub(super) mtu: u32,
-    pub(super) leases: Vec<Lease>,
+    pub(super) leases: Vec<AddressLease>,
 }
 
 fn at(step: impl Into<String>) -> impl FnOnce(io::Error) -> CniError {
@@ -48,7 +48,7 @@ fn at(step: impl Into<String>) -> impl FnOnce(io::Error) -> CniError {
     move |source| CniError::Bridge { step, source }
 }
 
-impl Attach {
+impl BridgeAttachment {
     /// Writes it as a plugin of an attachment.
     pub(super) fn to_plugin(&self) -> Map<String, Value> {
         let mut map = match serde_json::to_value(self) {
@@ -137,7 +137,7 @@ impl Attach {
             set("ipv6", "disable_ipv6", "0").map_err(at("enable IPv6"))?;
         }
         for lease in &self.leases {
-            let address: Address = (lease.address, lease.prefix);
+            let address: InterfaceAddress = (lease.address, lease.prefix);
             netlink::add_address(interface, address)
                 .map_err(at(format!("add {} to {INTERFACE}", lease.address)))?;
         }
@@ -198,7 +198,7 @@ fn host_name(id: &SandboxId) -> String {
     PREFIX.chars().chain(letters).take(NAME_LIMIT).collect()
 }
 
-fn find(interface: &str) -> Result<Link, CniError> {
+fn find(interface: &str) -> Result<NetworkLink, CniError> {
     netlink::find(interface).map_err(at(format!("find interface {interface}")))
 }
 
@@ -213,8 +213,8 @@ mod tests {
 
     use super::*;
 
-    fn lease(address: &str, prefix: u8, gateway: &str) -> Lease {
-        Lease {
+    fn lease(address: &str, prefix: u8, gateway: &str) -> AddressLease {
+        AddressLease {
             address: address.parse().expect("address"),
             prefix,
             gateway: gateway.parse().expect("gateway"),
@@ -222,8 +222,8 @@ mod tests {
     }
 
     /// Two leases, of IPv4 and of IPv6.
-    fn attach(last: u8) -> Attach {
-        Attach {
+    fn attach(last: u8) -> BridgeAttachment {
+        BridgeAttachment {
             bridge: "pico7".into(),
             mtu: 1400,
             leases: vec![
@@ -248,9 +248,9 @@ mod tests {
 
     fn pod(dir: &Path, name: &str) -> PathBuf {
         let net = dir.join(name);
-        let sandbox = namespaces::Sandbox {
+        let sandbox = namespaces::SandboxNamespaces {
             net: Some(net.clone()),
-            ..namespaces::Sandbox::default()
+            ..namespaces::SandboxNamespaces::default()
         };
         on_thread(move || namespaces::create(&sandbox)).expect("pod");
         net
@@ -299,7 +299,7 @@ mod tests {
             fs::create_dir_all(&dir).expect("dir");
             let (a, b) = (pod(&dir, "a"), pod(&dir, "b"));
             let (id_a, id_b) = (SandboxId::new("aaaa"), SandboxId::new("bbbb"));
-            let add = |attach: Attach, id: &SandboxId, netns: &Path| {
+            let add = |attach: BridgeAttachment, id: &SandboxId, netns: &Path| {
                 let (id, netns) = (id.clone(), netns.to_owned());
                 on_thread(move || attach.attach(&id, "0.4.0", &netns))
             };
@@ -342,7 +342,7 @@ mod tests {
             detach(&id_b).expect("detached");
             assert_eq!(address(), before, "the bridge's address is its own");
 
-            let other = Attach {
+            let other = BridgeAttachment {
                 bridge: "lo".into(),
                 ..attach(2)
             };
@@ -352,9 +352,9 @@ mod tests {
                 "{fault}"
             );
             for name in ["a", "b", "c"] {
-                let sandbox = namespaces::Sandbox {
+                let sandbox = namespaces::SandboxNamespaces {
                     net: Some(dir.join(name)),
-                    ..namespaces::Sandbox::default()
+                    ..namespaces::SandboxNamespaces::default()
                 };
                 namespaces::remove(&sandbox).expect("removed");
             }

@@ -11,7 +11,7 @@ const VERSION: &str = "0.4.0";
 
 /// Settings of the built-in network.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BuiltIn {
+pub struct BuiltInNetwork {
     /// Bridge interface, at most 15 bytes.
     pub bridge: String,
     /// Subnet of the pods, e.g. `10.88.0.0/16`; two for dual stack.
@@ -21,7 +21,7 @@ pub struct BuiltIn {
 }
 
 /// The plugins behind the bridge, which is this agent's own: see [`super::bridge`].
-pub(super) fn config(built_in: &BuiltIn) -> NetworkConfig {
+pub(super) fn config(built_in: &BuiltInNetwork) -> NetworkConfig {
     // `snat` makes hostPorts reachable at 127.0.0.1 too.
     let portmap =
         json!({ "type": "portmap", "snat": true, "capabilities": { "portMappings": true } });
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn plugins_are_for_host_ports_only() {
-        let built_in = BuiltIn {
+        let built_in = BuiltInNetwork {
             bridge: "pico0".into(),
             subnets: vec!["10.88.0.0/16".into(), "fd00:88::/64".into()],
             mtu: 1400,

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use super::{CniError, read_limited};
 use crate::api::{
-    order::Order,
-    strict::{TextError, WrongValue},
+    order::OrderExt,
+    strict::{JsonTextError, WrongValue},
 };
 
 /// Versions of the CNI specification spoken here, oldest first.
@@ -22,16 +22,16 @@ const MAX_PLUGINS: usize = 16;
 
 /// Reason why a network configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum NetworkConfigError {
     /// The configuration cannot be read.
     #[error(transparent)]
     Unread(#[from] io::Error),
     /// The text is wrong: its author has to mend it.
     #[error(transparent)]
-    Wrong(#[from] TextError),
+    Wrong(#[from] JsonTextError),
 }
 
-impl ConfigError {
+impl NetworkConfigError {
     fn at(self, path: &Path) -> CniError {
         CniError::Config {
             path: path.to_owned(),
@@ -104,7 +104,7 @@ impl NetworkConfig {
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(ConfigError::Unread(e).at(dir)),
+            Err(e) => return Err(NetworkConfigError::Unread(e).at(dir)),
         };
         let mut files: Vec<PathBuf> = entries
             .flatten()
@@ -124,7 +124,7 @@ impl NetworkConfig {
         if config.plugins.is_empty() {
             config.add_from_folder(dir)?;
             let checked = config.check_plugins();
-            checked.map_err(|e| ConfigError::Wrong(e).at(&path))?;
+            checked.map_err(|e| NetworkConfigError::Wrong(e).at(&path))?;
         }
         config.file = path;
         Ok(Some(config))
@@ -136,7 +136,7 @@ impl NetworkConfig {
     ///
     /// # Errors
     /// The first fault.
-    pub fn parse(text: &[u8]) -> Result<Self, TextError> {
+    pub fn parse(text: &[u8]) -> Result<Self, JsonTextError> {
         let mut root = object(text)?;
         let name = text_of(&root, "name").unwrap_or_default();
         if !valid_name(&name) {
@@ -193,7 +193,7 @@ impl NetworkConfig {
         Ok(())
     }
 
-    fn check_plugins(&self) -> Result<(), TextError> {
+    fn check_plugins(&self) -> Result<(), JsonTextError> {
         if self.plugins.is_empty() {
             return Err(wrong("plugins", "there are none"));
         }
@@ -211,22 +211,22 @@ impl NetworkConfig {
 }
 
 /// Reads a file of the configuration.
-fn read<T>(path: &Path, parse: fn(&[u8]) -> Result<T, TextError>) -> Result<T, CniError> {
-    let text = read_limited(path, FILE_LIMIT).map_err(ConfigError::from);
+fn read<T>(path: &Path, parse: fn(&[u8]) -> Result<T, JsonTextError>) -> Result<T, CniError> {
+    let text = read_limited(path, FILE_LIMIT).map_err(NetworkConfigError::from);
     let parsed = text.and_then(|text| Ok(parse(&text)?));
     parsed.map_err(|e| e.at(path))
 }
 
-fn object(text: &[u8]) -> Result<Map<String, Value>, TextError> {
+fn object(text: &[u8]) -> Result<Map<String, Value>, JsonTextError> {
     match serde_json::from_slice(text) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(wrong(".", "not a JSON object")),
-        Err(e) => Err(TextError::Syntax(format!("not valid JSON: {e}"))),
+        Err(e) => Err(JsonTextError::Syntax(format!("not valid JSON: {e}"))),
     }
 }
 
-fn wrong(path: &str, why: impl Into<String>) -> TextError {
-    TextError::Value(WrongValue::new(path, why))
+fn wrong(path: &str, why: impl Into<String>) -> JsonTextError {
+    JsonTextError::Value(WrongValue::new(path, why))
 }
 
 fn text_of(object: &Map<String, Value>, key: &str) -> Option<String> {
@@ -235,7 +235,7 @@ fn text_of(object: &Map<String, Value>, key: &str) -> Option<String> {
 
 /// Chooses the version. `cniVersions` (1.1) offers several: the newest that is spoken here wins. No version means
 /// 0.1.0, which is not spoken here.
-fn version_of(root: &Map<String, Value>) -> Result<String, TextError> {
+fn version_of(root: &Map<String, Value>) -> Result<String, JsonTextError> {
     let offered: Vec<&str> = match root.get("cniVersions").and_then(Value::as_array) {
         Some(list) => list.iter().filter_map(Value::as_str).collect(),
         None => Vec::new(),

@@ -9,7 +9,7 @@ use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
 use crate::sys::netlink;
 
 /// An address of the bridge, and the length of its network part.
-pub(super) type Address = (Ipv4Addr, u8);
+pub(super) type BridgeAddress = (Ipv4Addr, u8);
 
 /// Removes addresses from the bridge that are no gateways any more.
 ///
@@ -18,8 +18,8 @@ pub(super) type Address = (Ipv4Addr, u8);
 /// - Returns true if unwanted ones are left.
 pub(super) fn settle(
     bridge: &str,
-    wanted: &[Address],
-    in_use: impl Fn(Address) -> bool,
+    wanted: &[BridgeAddress],
+    in_use: impl Fn(BridgeAddress) -> bool,
 ) -> io::Result<bool> {
     let mut others = addresses(bridge)?;
     others.retain(|address| !wanted.contains(address));
@@ -34,7 +34,7 @@ pub(super) fn settle(
 }
 
 /// IPv4 addresses of an interface as the kernel lists them; none if there is no such interface.
-fn addresses(name: &str) -> io::Result<Vec<Address>> {
+fn addresses(name: &str) -> io::Result<Vec<BridgeAddress>> {
     let own = getifaddrs()?.filter(|entry| entry.interface_name == name);
     let found = own.filter_map(|entry| {
         let ip = entry.address?.as_sockaddr_in()?.ip();
@@ -46,7 +46,7 @@ fn addresses(name: &str) -> io::Result<Vec<Address>> {
 }
 
 /// Returns true if `ip` is in the network of an address.
-pub(super) fn contains((address, prefix): Address, ip: Ipv4Addr) -> bool {
+pub(super) fn contains((address, prefix): BridgeAddress, ip: Ipv4Addr) -> bool {
     let mask = u32::MAX
         .checked_shl(32 - u32::from(prefix.min(32)))
         .unwrap_or(0);

@@ -8,8 +8,8 @@ use std::{
 
 use super::PATH;
 use crate::{
-    runtime::runc::gate::{Gate, Turn},
-    sys::child::{self, Command, Input},
+    runtime::runc::gate::{ChildLimiter, ChildPriority},
+    sys::child::{self, ChildInput, Command},
 };
 
 /// A call that takes longer is killed; another program may hold the lock.
@@ -52,7 +52,7 @@ pub(super) async fn call(
     program: &'static str,
     args: &[&str],
     input: Option<String>,
-    gate: Option<&Gate>,
+    gate: Option<&ChildLimiter>,
 ) -> Result<String, IptablesError> {
     let path = find(program).ok_or(IptablesError::Missing(program))?;
     let mut command = Command::new(path)
@@ -61,11 +61,11 @@ pub(super) async fn call(
         .env("PATH", PATH)
         .capture(ANSWER_LIMIT);
     if let Some(input) = input {
-        command = command.stdin(Input::Bytes(input.into()));
+        command = command.stdin(ChildInput::Bytes(input.into()));
     }
     let ran = match gate {
         Some(gate) => {
-            let _pass = gate.pass(Turn::Connect).await;
+            let _pass = gate.pass(ChildPriority::Connect).await;
             child::run(gate.mark(command), Some(CALL_TIMEOUT)).await
         }
         None => child::run(command, Some(CALL_TIMEOUT)).await,
@@ -82,7 +82,7 @@ pub(super) async fn call(
 pub(super) async fn ask(
     program: &'static str,
     args: &[&str],
-    gate: &Gate,
+    gate: &ChildLimiter,
 ) -> Result<Option<String>, IptablesError> {
     match call(program, args, None, Some(gate)).await {
         Err(IptablesError::Refused { .. }) => Ok(None),

@@ -13,27 +13,27 @@
 use smol::lock::Mutex;
 
 use super::{
-    BuiltIn,
+    BuiltInNetwork,
     iptables::{IptablesError, ask, call, find},
 };
-use crate::{api::Mono, runtime::runc::gate::Gate, sys::clock};
+use crate::{api::MonoTime, runtime::runc::gate::ChildLimiter, sys::clock};
 
 /// The rules are looked at again before an ADD that comes so much later, milliseconds: a firewall may have been reloaded.
 const LOOK_AGAIN_MS: u64 = 10_000;
 
 /// An address family.
-struct Family {
+struct MasqueradeFamily {
     program: &'static str,
     restore: &'static str,
     multicast: &'static str,
 }
 
-const V4: Family = Family {
+const V4: MasqueradeFamily = MasqueradeFamily {
     program: "iptables",
     restore: "iptables-restore",
     multicast: "224.0.0.0/4",
 };
-const V6: Family = Family {
+const V6: MasqueradeFamily = MasqueradeFamily {
     program: "ip6tables",
     restore: "ip6tables-restore",
     multicast: "ff00::/8",
@@ -42,15 +42,15 @@ const V6: Family = Family {
 /// The chain of one bridge; when it was last seen in place, and for which subnets.
 #[derive(Debug, Default)]
 pub(super) struct Masquerade {
-    seen: Mutex<Option<(Mono, Vec<String>)>>,
+    seen: Mutex<Option<(MonoTime, Vec<String>)>>,
 }
 
 impl Masquerade {
     /// Makes the rules if they are missing. Pods that start together wait for one look.
     pub(super) async fn ensure(
         &self,
-        built_in: &BuiltIn,
-        gate: &Gate,
+        built_in: &BuiltInNetwork,
+        gate: &ChildLimiter,
     ) -> Result<(), IptablesError> {
         let mut seen = self.seen.lock().await;
         if let Some((at, subnets)) = &*seen
@@ -92,8 +92,8 @@ impl Masquerade {
     /// also if iptables is not installed or the kernel has no such table.
     pub(super) async fn remove(
         &self,
-        built_in: &BuiltIn,
-        gate: &Gate,
+        built_in: &BuiltInNetwork,
+        gate: &ChildLimiter,
     ) -> Result<(), IptablesError> {
         let mut seen = self.seen.lock().await;
         *seen = None;
@@ -121,7 +121,7 @@ impl Masquerade {
     }
 
     /// Name of the program that the network needs and that is not installed.
-    pub(super) fn missing_program(built_in: &BuiltIn) -> Option<&'static str> {
+    pub(super) fn missing_program(built_in: &BuiltInNetwork) -> Option<&'static str> {
         families(built_in)
             .flat_map(|(family, _)| [family.program, family.restore])
             .find(|program| find(program).is_none())
@@ -129,19 +129,19 @@ impl Masquerade {
 }
 
 /// Name of the chain: at most 28 bytes, the limit of iptables, as a bridge's name has 15 at most.
-fn chain(built_in: &BuiltIn) -> String {
+fn chain(built_in: &BuiltInNetwork) -> String {
     format!("PICOLET-MASQ-{}", built_in.bridge)
 }
 
 /// The families in use, each with its subnets.
-fn families(built_in: &BuiltIn) -> impl Iterator<Item = (Family, Vec<&str>)> {
+fn families(built_in: &BuiltInNetwork) -> impl Iterator<Item = (MasqueradeFamily, Vec<&str>)> {
     [(V4, false), (V6, true)]
         .into_iter()
         .map(|(family, six)| {
             let subnets = built_in.subnets.iter().map(String::as_str);
             (family, subnets.filter(|s| s.contains(':') == six).collect())
         })
-        .filter(|(_, subnets): &(Family, Vec<&str>)| !subnets.is_empty())
+        .filter(|(_, subnets): &(MasqueradeFamily, Vec<&str>)| !subnets.is_empty())
 }
 
 /// The rule that leads into the chain, without its `-A POSTROUTING`.
@@ -150,7 +150,7 @@ fn jump(subnet: &str, chain: &str) -> [String; 4] {
 }
 
 /// Writes the input of iptables-restore: the chain anew, and the jumps that are missing.
-fn rules(family: &Family, chain: &str, subnets: &[&str], missing: &[&str]) -> String {
+fn rules(family: &MasqueradeFamily, chain: &str, subnets: &[&str], missing: &[&str]) -> String {
     let mut rules = format!("*nat\n:{chain} - [0:0]\n");
     for subnet in subnets {
         rules.push_str(&format!("-A {chain} -d {subnet} -j RETURN\n"));
@@ -187,8 +187,8 @@ fn source<'a>(words: &[&'a str]) -> Option<&'a str> {
 mod tests {
     use super::*;
 
-    fn built_in(subnets: &[&str]) -> BuiltIn {
-        BuiltIn {
+    fn built_in(subnets: &[&str]) -> BuiltInNetwork {
+        BuiltInNetwork {
             bridge: "fifteen-letters".into(),
             subnets: subnets.iter().map(|s| (*s).to_owned()).collect(),
             mtu: 0,

@@ -1,6 +1,6 @@
 //! Pod networks by CNI plugins (specification 0.3.1 to 1.1): they are executed, nothing of them stays resident.
 //!
-//! - The network is the first configuration of the directory; without any, a bridge of ours ([`BuiltIn`]), for which no
+//! - The network is the first configuration of the directory; without any, a bridge of ours ([`BuiltInNetwork`]), for which no
 //!   plugin is executed but `portmap`, and that only for pods with host ports.
 //! - An *attachment* file is written before the first ADD and removed after the last DEL has succeeded. It holds the
 //!   configuration and the result, so that DEL undoes what ADD did although the configuration changed since.
@@ -34,29 +34,29 @@ use serde_json::{Map, Value, json};
 
 use super::{
     files,
-    gate::{Gate, Turn},
+    gate::{ChildLimiter, ChildPriority},
 };
-use crate::api::order::Order;
+use crate::api::order::OrderExt;
 use crate::api::strict::from_json;
 use crate::error::chain;
 use crate::{
     api::{
         Quantity, SandboxId,
-        cri::{Condition, SandboxConfig},
+        cri::{RuntimeCondition, SandboxConfig},
     },
     sys::{
-        child::{self, Command, Input},
+        child::{self, ChildInput, Command},
         crash,
         file::write_atomic,
         lane, netlink,
     },
 };
 
-pub use builtin::BuiltIn;
-pub use config::{ConfigError, NetworkConfig};
+pub use builtin::BuiltInNetwork;
+pub use config::{NetworkConfig, NetworkConfigError};
 pub use iptables::IptablesError;
 use masquerade::Masquerade;
-use pool::Pool;
+use pool::AddressPool;
 pub use port_chains::forget_port_chains;
 
 /// Interface of the pod.
@@ -83,7 +83,7 @@ pub enum CniError {
         /// The file.
         path: PathBuf,
         /// Fault of the file.
-        source: ConfigError,
+        source: NetworkConfigError,
     },
     /// A plugin is not installed.
     #[error(
@@ -151,7 +151,7 @@ pub struct CniSettings {
     /// Attachments of foreign networks (survive a reboot).
     pub root_dir: PathBuf,
     /// The built-in network at start.
-    pub built_in: BuiltIn,
+    pub built_in: BuiltInNetwork,
 }
 
 /// The pod that gets a network.
@@ -167,7 +167,7 @@ pub struct PodNetwork<'a> {
 
 /// Record of a pod's attachment to a network.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Attachment {
+struct AttachmentRecord {
     v: u32,
     sandbox: SandboxId,
     boot: String,
@@ -187,13 +187,13 @@ struct Attachment {
 pub struct Cni {
     settings: CniSettings,
     /// The built-in network now.
-    built_in: RefCell<BuiltIn>,
+    built_in: RefCell<BuiltInNetwork>,
     /// Set if the bridge may have gateways of earlier subnets.
     unsettled: Cell<bool>,
     boot: String,
     masquerade: Masquerade,
     /// Addresses of the built-in network, once they are known.
-    pool: RefCell<Option<Pool>>,
+    pool: RefCell<Option<AddressPool>>,
 }
 
 impl Cni {
@@ -218,12 +218,12 @@ impl Cni {
         }
     }
 
-    fn built_in(&self) -> BuiltIn {
+    fn built_in(&self) -> BuiltInNetwork {
         self.built_in.borrow().clone()
     }
 
     /// Makes the rules for the present subnets.
-    async fn ensure_masquerade(&self, gate: &Gate) -> Result<(), CniError> {
+    async fn ensure_masquerade(&self, gate: &ChildLimiter) -> Result<(), CniError> {
         // Bounded: by how often the cluster gives the node others meanwhile.
         loop {
             let built_in = self.built_in();
@@ -257,9 +257,9 @@ impl Cni {
     }
 
     /// Lends a pod addresses of the built-in network. Returns the attachment that is to be made.
-    fn lend(&self) -> Result<bridge::Attach, CniError> {
+    fn lend(&self) -> Result<bridge::BridgeAttachment, CniError> {
         if self.pool.borrow().is_none() {
-            let mut pool = Pool::default();
+            let mut pool = AddressPool::default();
             for id in self.attached(true) {
                 match load(&self.file(&id, true)) {
                     Ok(Some(attachment)) => attachment.ips().for_each(|ip| pool.note(ip)),
@@ -272,7 +272,7 @@ impl Cni {
         let built_in = self.built_in.borrow();
         let mut pool = self.pool.borrow_mut();
         let leases = pool.get_or_insert_default().lend(&built_in.subnets)?;
-        Ok(bridge::Attach {
+        Ok(bridge::BridgeAttachment {
             bridge: built_in.bridge.clone(),
             mtu: built_in.mtu,
             leases,
@@ -280,7 +280,7 @@ impl Cni {
     }
 
     /// Takes back the addresses of a pod whose record is gone, or was never there.
-    fn give_back(&self, attachment: &Attachment) {
+    fn give_back(&self, attachment: &AttachmentRecord) {
         if let Some(pool) = &mut *self.pool.borrow_mut() {
             attachment.ips().for_each(|ip| pool.give_back(ip));
         }
@@ -288,7 +288,7 @@ impl Cni {
 
     /// Returns true if a pod of the built-in network has an address in the network of a gateway. A pod whose addresses
     /// are not known counts: it is just being attached, or its record cannot be read.
-    fn has_pods(&self, gateway: gateway::Address) -> bool {
+    fn has_pods(&self, gateway: gateway::BridgeAddress) -> bool {
         self.attached(true).iter().any(|id| {
             let attachment = match load(&self.file(id, true)) {
                 Ok(None) => return false,
@@ -313,8 +313,8 @@ impl Cni {
     /// Condition of the pods' network: met if the configuration is readable, every plugin is installed, and iptables is
     /// there where it is needed.
     #[must_use]
-    pub fn condition(&self) -> Condition {
-        let not = |reason: &str, message: String| Condition {
+    pub fn condition(&self) -> RuntimeCondition {
+        let not = |reason: &str, message: String| RuntimeCondition {
             ok: false,
             reason: reason.into(),
             message,
@@ -339,7 +339,7 @@ impl Cni {
                 ),
             );
         }
-        Condition {
+        RuntimeCondition {
             ok: true,
             reason: String::new(),
             message: String::new(),
@@ -361,7 +361,11 @@ impl Cni {
     ///
     /// # Errors
     /// See [`CniError`].
-    pub async fn add(&self, pod: &PodNetwork<'_>, gate: &Gate) -> Result<Vec<IpAddr>, CniError> {
+    pub async fn add(
+        &self,
+        pod: &PodNetwork<'_>,
+        gate: &ChildLimiter,
+    ) -> Result<Vec<IpAddr>, CniError> {
         let network = self.network()?;
         let wanted: Vec<&Map<String, Value>> = network
             .plugins
@@ -381,7 +385,7 @@ impl Cni {
             // There is no wait until the record is saved: others may ask for addresses.
             plugins.insert(0, self.lend()?.to_plugin());
         }
-        let mut attachment = Attachment {
+        let mut attachment = AttachmentRecord {
             v: ATTACHMENT_VERSION,
             sandbox: pod.id.clone(),
             boot: self.boot.clone(),
@@ -438,7 +442,7 @@ impl Cni {
     ///
     /// # Errors
     /// See [`CniError`]; the attachment is kept.
-    pub async fn del(&self, id: &SandboxId, gate: &Gate) -> Result<(), CniError> {
+    pub async fn del(&self, id: &SandboxId, gate: &ChildLimiter) -> Result<(), CniError> {
         for built_in in [true, false] {
             let file = self.file(id, built_in);
             if let Some(attachment) = load(&file)? {
@@ -456,7 +460,7 @@ impl Cni {
     ///
     /// # Errors
     /// The error of the first plugin that has one.
-    pub async fn check(&self, id: &SandboxId, gate: &Gate) -> Result<(), CniError> {
+    pub async fn check(&self, id: &SandboxId, gate: &ChildLimiter) -> Result<(), CniError> {
         for built_in in [true, false] {
             if let Some(attachment) = load(&self.file(id, built_in))?
                 && !attachment.disable_check
@@ -476,7 +480,7 @@ impl Cni {
     ///
     /// # Errors
     /// The kernel's, iptables'. The bridge is deleted even if the rules could not be.
-    pub async fn remove_built_in(&self, gate: &Gate) -> Result<(), CniError> {
+    pub async fn remove_built_in(&self, gate: &ChildLimiter) -> Result<(), CniError> {
         let built_in = self.built_in();
         let rules = self.masquerade.remove(&built_in, gate).await;
         let bridge = &built_in.bridge;
@@ -489,7 +493,7 @@ impl Cni {
 
     /// Cleans up at the start: removes attachments without a sandbox of this boot, then tells plugins that speak 1.1
     /// which are in use. Failures are logged and tried again at the next start.
-    pub async fn sweep(&self, live: &BTreeSet<SandboxId>, gate: &Gate) {
+    pub async fn sweep(&self, live: &BTreeSet<SandboxId>, gate: &ChildLimiter) {
         for built_in in [true, false] {
             self.remove_staged(built_in);
             for id in self.attached(built_in) {
@@ -529,7 +533,7 @@ impl Cni {
         &self,
         network: &NetworkConfig,
         live: &BTreeSet<SandboxId>,
-        gate: &Gate,
+        gate: &ChildLimiter,
     ) -> Result<(), CniError> {
         let valid: Vec<Value> = live
             .iter()
@@ -546,7 +550,11 @@ impl Cni {
     }
 
     /// Calls DEL in the reverse order of ADD.
-    async fn undo(&self, attachment: &Attachment, gate: &Gate) -> Result<(), CniError> {
+    async fn undo(
+        &self,
+        attachment: &AttachmentRecord,
+        gate: &ChildLimiter,
+    ) -> Result<(), CniError> {
         let previous = attachment.result.clone().unwrap_or(Value::Null);
         for plugin in attachment.plugins.iter().rev() {
             self.call("DEL", attachment, plugin, &previous, gate)
@@ -559,10 +567,10 @@ impl Cni {
     async fn call(
         &self,
         verb: &'static str,
-        attachment: &Attachment,
+        attachment: &AttachmentRecord,
         plugin: &Map<String, Value>,
         previous: &Value,
-        gate: &Gate,
+        gate: &ChildLimiter,
     ) -> Result<Value, CniError> {
         if NetworkConfig::plugin_type(plugin) == bridge::TYPE {
             return self.own(verb, attachment, plugin, gate).await;
@@ -596,11 +604,11 @@ impl Cni {
     async fn own(
         &self,
         verb: &'static str,
-        attachment: &Attachment,
+        attachment: &AttachmentRecord,
         plugin: &Map<String, Value>,
-        gate: &Gate,
+        gate: &ChildLimiter,
     ) -> Result<Value, CniError> {
-        let attach = bridge::Attach::of_plugin(plugin).map_err(|e| CniError::Plugin {
+        let attach = bridge::BridgeAttachment::of_plugin(plugin).map_err(|e| CniError::Plugin {
             plugin: bridge::TYPE.into(),
             verb,
             network: attachment.name.clone(),
@@ -628,7 +636,7 @@ impl Cni {
         plugin: &str,
         env: &[(&str, String)],
         config: &Map<String, Value>,
-        gate: &Gate,
+        gate: &ChildLimiter,
     ) -> Result<Value, CniError> {
         let failed = |why: String| CniError::Plugin {
             plugin: plugin.to_owned(),
@@ -647,7 +655,7 @@ impl Cni {
             .env("PATH", PATH)
             .env("CNI_COMMAND", verb)
             .env("CNI_PATH", dirs.join(":"))
-            .stdin(Input::Bytes(input))
+            .stdin(ChildInput::Bytes(input))
             .capture(ANSWER_LIMIT);
         for (key, value) in env {
             command = command.env(key, value);
@@ -739,13 +747,13 @@ impl Cni {
     }
 }
 
-impl Attachment {
+impl AttachmentRecord {
     /// Addresses that the pod has, or gets from the built-in network.
     fn ips(&self) -> impl Iterator<Item = IpAddr> {
         let has = self.result.as_ref().map(result::pod_ips);
         let own = |p: &&Map<String, Value>| NetworkConfig::plugin_type(p) == bridge::TYPE;
         let gets = self.plugins.iter().filter(own);
-        let gets = gets.filter_map(|p| bridge::Attach::of_plugin(p).ok());
+        let gets = gets.filter_map(|p| bridge::BridgeAttachment::of_plugin(p).ok());
         let gets: Vec<IpAddr> = gets
             .flat_map(|a| a.leases)
             .map(|lease| lease.address)
@@ -754,11 +762,11 @@ impl Attachment {
     }
 }
 
-fn turn(verb: &str) -> Turn {
+fn turn(verb: &str) -> ChildPriority {
     if verb == "ADD" {
-        Turn::Connect
+        ChildPriority::Connect
     } else {
-        Turn::Last
+        ChildPriority::Last
     }
 }
 
@@ -852,7 +860,7 @@ fn args_of(pod: &PodNetwork<'_>) -> String {
 }
 
 /// Writes an attachment file. `lasts`: it has to survive a power cut, because the plugins' own leases may survive it.
-fn save(file: &Path, attachment: &Attachment, lasts: bool) -> Result<(), CniError> {
+fn save(file: &Path, attachment: &AttachmentRecord, lasts: bool) -> Result<(), CniError> {
     let io = |source| CniError::Io {
         path: file.to_owned(),
         source,
@@ -866,7 +874,7 @@ fn save(file: &Path, attachment: &Attachment, lasts: bool) -> Result<(), CniErro
 
 /// Reads an attachment file; `None` if there is none. One that cannot be read is an error: forgetting it would leak an
 /// address.
-fn load(file: &Path) -> Result<Option<Attachment>, CniError> {
+fn load(file: &Path) -> Result<Option<AttachmentRecord>, CniError> {
     let io = |source| CniError::Io {
         path: file.to_owned(),
         source,
@@ -913,7 +921,7 @@ mod tests {
     struct Bench {
         dir: PathBuf,
         cni: Cni,
-        gate: Gate,
+        gate: ChildLimiter,
     }
 
     impl Bench {
@@ -925,7 +933,7 @@ mod tests {
             }
             let bench = Self {
                 cni: Self::cni(&dir, "boot1"),
-                gate: Gate::new(2, &dir),
+                gate: ChildLimiter::new(2, &dir),
                 dir,
             };
             bench.plugin(
@@ -947,7 +955,7 @@ mod tests {
                     bin_dir: dir.join("bin"),
                     run_dir: dir.join("run"),
                     root_dir: dir.join("root"),
-                    built_in: BuiltIn {
+                    built_in: BuiltInNetwork {
                         bridge: "b".into(),
                         subnets: vec![],
                         mtu: 0,

@@ -4,7 +4,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::{CniError, bridge::Lease, gateway};
+use super::{CniError, bridge::AddressLease, gateway};
 
 /// Offset of the gateway in its subnet, as `host-local` has it.
 const GATEWAY: u128 = 1;
@@ -15,7 +15,7 @@ const MAX_ADDRESSES: u128 = 1 << 32;
 
 /// A subnet whose addresses are lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Subnet {
+struct LeaseSubnet {
     base: u128,
     prefix: u8,
     is_v4: bool,
@@ -23,13 +23,13 @@ struct Subnet {
 
 /// The addresses that are lent, and where the search for the next begins.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+pub(super) struct AddressPool {
     lent: BTreeSet<IpAddr>,
     /// Offset after the one lent last, by base: a returned address is lent again as late as possible.
     next: BTreeMap<(u128, u8), u128>,
 }
 
-impl Pool {
+impl AddressPool {
     /// Notes an address that is lent already.
     pub(super) fn note(&mut self, ip: IpAddr) {
         self.lent.insert(ip);
@@ -40,10 +40,10 @@ impl Pool {
     }
 
     /// Lends one address of each subnet, or none at all.
-    pub(super) fn lend(&mut self, subnets: &[String]) -> Result<Vec<Lease>, CniError> {
-        let mut leases: Vec<Lease> = Vec::with_capacity(subnets.len());
+    pub(super) fn lend(&mut self, subnets: &[String]) -> Result<Vec<AddressLease>, CniError> {
+        let mut leases: Vec<AddressLease> = Vec::with_capacity(subnets.len());
         for text in subnets {
-            let found = Subnet::parse(text)
+            let found = LeaseSubnet::parse(text)
                 .ok_or_else(|| CniError::NoSubnet(text.clone()))
                 .and_then(|subnet| {
                     self.find(subnet)
@@ -65,7 +65,7 @@ impl Pool {
         Ok(leases)
     }
 
-    fn find(&mut self, subnet: Subnet) -> Option<Lease> {
+    fn find(&mut self, subnet: LeaseSubnet) -> Option<AddressLease> {
         let end = subnet.end();
         // After an agent's start the search begins behind the last known address.
         let known = || {
@@ -83,7 +83,7 @@ impl Pool {
             .chain(FIRST..start)
             .find(|offset| !self.lent.contains(&subnet.at(*offset)))?;
         self.next.insert(key, offset + 1);
-        Some(Lease {
+        Some(AddressLease {
             address: subnet.at(offset),
             prefix: subnet.prefix,
             gateway: subnet.at(GATEWAY),
@@ -92,15 +92,15 @@ impl Pool {
 }
 
 /// Gateway of the pods of a subnet. `None` for IPv6: those addresses stay at the bridge.
-pub(super) fn gateway(subnet: &str) -> Option<gateway::Address> {
-    let subnet = Subnet::parse(subnet)?;
+pub(super) fn gateway(subnet: &str) -> Option<gateway::BridgeAddress> {
+    let subnet = LeaseSubnet::parse(subnet)?;
     match subnet.at(GATEWAY) {
         IpAddr::V4(ip) => Some((ip, subnet.prefix)),
         IpAddr::V6(_) => None,
     }
 }
 
-impl Subnet {
+impl LeaseSubnet {
     /// Reads a subnet. `None` too where there is no room for a gateway and a pod.
     fn parse(text: &str) -> Option<Self> {
         let (ip, prefix) = text.split_once('/')?;
@@ -152,7 +152,7 @@ impl Subnet {
 mod tests {
     use super::*;
 
-    fn lend(pool: &mut Pool, subnets: &[&str]) -> Result<String, CniError> {
+    fn lend(pool: &mut AddressPool, subnets: &[&str]) -> Result<String, CniError> {
         let subnets: Vec<String> = subnets.iter().map(|s| (*s).to_owned()).collect();
         let leases = pool.lend(&subnets)?;
         let words = leases
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn one_after_the_other() {
-        let mut pool = Pool::default();
+        let mut pool = AddressPool::default();
         let small = ["10.1.2.128/29"];
         for last in 130..=134 {
             let got = lend(&mut pool, &small).expect("free");
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn late_again_and_after_a_start() {
-        let mut pool = Pool::default();
+        let mut pool = AddressPool::default();
         let net = ["10.0.0.0/16"];
         assert!(
             lend(&mut pool, &net)
@@ -198,7 +198,7 @@ mod tests {
                 .expect("free")
                 .starts_with("10.0.0.3/")
         );
-        let mut pool = Pool::default();
+        let mut pool = AddressPool::default();
         for ip in ["10.0.0.9", "10.0.1.7", "10.7.0.9", "fd00::99"] {
             pool.note(ip.parse().expect("ip"));
         }
@@ -222,7 +222,7 @@ mod tests {
             assert_eq!(ip.as_deref(), expected, "{subnet}");
             // The same gateway is given to pods.
             if let Some(expected) = expected {
-                let got = lend(&mut Pool::default(), &[subnet]).expect("free");
+                let got = lend(&mut AddressPool::default(), &[subnet]).expect("free");
                 assert!(got.ends_with(&format!("by {expected}")), "{got}");
             }
         }
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn both_families_or_none() {
-        let mut pool = Pool::default();
+        let mut pool = AddressPool::default();
         let both = ["10.1.0.0/30", "fd00:88::/64"];
         assert_eq!(
             lend(&mut pool, &both).expect("free"),
@@ -258,10 +258,10 @@ mod tests {
             ("10.0.0.0", None),
             ("x/24", None),
         ] {
-            let subnet = Subnet::parse(text);
+            let subnet = LeaseSubnet::parse(text);
             assert_eq!(subnet.map(|s| s.end()), end, "{text}");
         }
-        let mixed = Subnet::parse("10.1.2.3/24").map(|s| s.at(0));
+        let mixed = LeaseSubnet::parse("10.1.2.3/24").map(|s| s.at(0));
         assert_eq!(mixed, Some("10.1.2.0".parse().expect("ip")));
     }
 }

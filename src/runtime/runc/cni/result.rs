@@ -53,7 +53,7 @@ pub(super) fn pod_ips(result: &Value) -> Vec<IpAddr> {
 /// A plugin's own error.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct PluginError {
+struct CniPluginError {
     code: u32,
     msg: String,
     details: String,
@@ -63,7 +63,7 @@ struct PluginError {
 ///
 /// Most plugins print an error object on standard output; those that die before that write to standard error.
 pub(super) fn failure(stdout: &[u8], stderr: &[u8], code: i32) -> String {
-    let mut text = match from_json::<PluginError>(stdout) {
+    let mut text = match from_json::<CniPluginError>(stdout) {
         Ok(error) if !error.msg.is_empty() || !error.details.is_empty() => {
             let join = if error.msg.is_empty() || error.details.is_empty() {
                 ""

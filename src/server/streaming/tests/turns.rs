@@ -82,7 +82,7 @@ fn turns_beside(head: &str, first: &[u8], then: &[u8]) -> u32 {
                 smol::future::yield_now().await;
             }
         };
-        smol::future::or(serve_on(&node, Connection::new(client)), other).await;
+        smol::future::or(serve_on(&node, StreamConnection::new(client)), other).await;
         turns.get()
     })
 }

@@ -25,7 +25,7 @@ struct Runtime {
     node: Node,
     listener: Async<TcpListener>,
     tls: Option<TlsAcceptor>,
-    asked: RefCell<Vec<Request>>,
+    asked: RefCell<Vec<HttpRequest>>,
 }
 
 /// A server's side of TLS with a certificate that nobody has signed.
@@ -67,8 +67,8 @@ impl Runtime {
             let (socket, _) = self.listener.accept().await.expect("accept");
             let fd = socket.as_raw_fd();
             let mut connection = match &self.tls {
-                Some(tls) => Connection::new(tls.accept(socket).await.expect("handshake")),
-                None => Connection::new(socket),
+                Some(tls) => StreamConnection::new(tls.accept(socket).await.expect("handshake")),
+                None => StreamConnection::new(socket),
             }
             .of_socket(fd);
             let request = http::read_request(&mut connection).await;
@@ -211,13 +211,13 @@ fn a_client_of_the_network_is_named() {
         let client = Async::<TcpStream>::connect(address).await.expect("connect");
         let (socket, _) = listener.accept().await.expect("accept");
         let fd = socket.as_raw_fd();
-        let connection = Connection::new(socket).of_socket(fd);
+        let connection = StreamConnection::new(socket).of_socket(fd);
         let peer = connection.peer();
         assert_eq!(peer, client.get_ref().local_addr().ok().map(|a| a.ip()));
-        let request = Request {
+        let request = HttpRequest {
             method: "POST".into(),
             headers: vec![("x-forwarded-for".into(), "192.0.2.7".into())],
-            ..Request::default()
+            ..HttpRequest::default()
         };
         let url = crate::net::Url::parse("http://127.0.0.1:1/exec/t").expect("url");
         assert_eq!(

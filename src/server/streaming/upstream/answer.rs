@@ -5,9 +5,9 @@ use core::time::Duration;
 use async_io::Timer;
 use smol::io::AsyncReadExt as _;
 
-use super::Lost;
+use super::UpstreamError;
 use crate::net::http_response::ResponseHead;
-use crate::server::connection::Connection;
+use crate::server::connection::StreamConnection;
 use crate::server::http::HeadEnd;
 use crate::sys::turn;
 
@@ -30,7 +30,7 @@ const PASSED: [&str; 3] = [
 
 /// Fault of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(in crate::server::streaming) enum Nonsense {
+pub(in crate::server::streaming) enum UpstreamAnswerError {
     /// The answer ended before its head did.
     #[error("its answer is cut short")]
     Cut,
@@ -44,7 +44,7 @@ pub(in crate::server::streaming) enum Nonsense {
 
 /// An answer that is not the switch to another protocol.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::server::streaming) struct Answer {
+pub(in crate::server::streaming) struct UpstreamAnswer {
     pub(super) status: u16,
     /// Header lines for the client, each with its end.
     pub(super) lines: String,
@@ -55,7 +55,7 @@ pub(in crate::server::streaming) struct Answer {
     is_chunked: bool,
 }
 
-impl Answer {
+impl UpstreamAnswer {
     /// Content type of the body.
     pub(super) fn kind(&self) -> &str {
         self.kind.as_deref().unwrap_or("text/plain")
@@ -73,15 +73,18 @@ impl Answer {
 }
 
 /// The head of an answer.
-pub(super) struct Head {
-    pub(super) answer: Answer,
+pub(super) struct UpstreamAnswerHead {
+    pub(super) answer: UpstreamAnswer,
     /// Bytes of the head, as they came.
     pub(super) raw: Vec<u8>,
 }
 
 /// Reads the head of an answer. Bytes behind it stay in the connection.
-pub(super) async fn head(connection: &mut Connection, place: &str) -> Result<Head, Lost> {
-    let nonsense = |why: Nonsense| Lost::Nonsense {
+pub(super) async fn head(
+    connection: &mut StreamConnection,
+    place: &str,
+) -> Result<UpstreamAnswerHead, UpstreamError> {
+    let nonsense = |why: UpstreamAnswerError| UpstreamError::Nonsense {
         place: place.to_owned(),
         why,
     };
@@ -90,12 +93,12 @@ pub(super) async fn head(connection: &mut Connection, place: &str) -> Result<Hea
     let mut step = [0; STEP_BYTES];
     loop {
         let n = connection.read(&mut step).await;
-        let n = n.map_err(|source| Lost::Broken {
+        let n = n.map_err(|source| UpstreamError::Broken {
             place: place.to_owned(),
             source,
         })?;
         if n == 0 {
-            return Err(nonsense(Nonsense::Cut));
+            return Err(nonsense(UpstreamAnswerError::Cut));
         }
         if let Some(length) = end.find(&step[..n]) {
             connection.unread(&step[length..n]);
@@ -104,21 +107,21 @@ pub(super) async fn head(connection: &mut Connection, place: &str) -> Result<Hea
         }
         raw.extend_from_slice(&step[..n]);
         if raw.len() > MAX_HEAD_BYTES {
-            return Err(nonsense(Nonsense::TooLong));
+            return Err(nonsense(UpstreamAnswerError::TooLong));
         }
         turn::give().await;
     }
     let answer = parse(&raw).map_err(nonsense)?;
-    Ok(Head { answer, raw })
+    Ok(UpstreamAnswerHead { answer, raw })
 }
 
-fn parse(raw: &[u8]) -> Result<Answer, Nonsense> {
+fn parse(raw: &[u8]) -> Result<UpstreamAnswer, UpstreamAnswerError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let head = ResponseHead::parse(raw, &mut headers).map_err(Nonsense::Http)?;
-    let head = head.ok_or(Nonsense::Cut)?;
-    let mut answer = Answer {
+    let head = ResponseHead::parse(raw, &mut headers).map_err(UpstreamAnswerError::Http)?;
+    let head = head.ok_or(UpstreamAnswerError::Cut)?;
+    let mut answer = UpstreamAnswer {
         status: head.status,
-        ..Answer::default()
+        ..UpstreamAnswer::default()
     };
     for header in head.headers {
         let name = header.name.to_ascii_lowercase();
@@ -139,7 +142,10 @@ fn parse(raw: &[u8]) -> Result<Answer, Nonsense> {
 }
 
 /// Reads the text of a refusal, as far as it comes.
-pub(super) async fn body(connection: &mut Connection, mut answer: Answer) -> Answer {
+pub(super) async fn body(
+    connection: &mut StreamConnection,
+    mut answer: UpstreamAnswer,
+) -> UpstreamAnswer {
     // A body in chunks would have to be put together first. The status says enough.
     if answer.is_chunked {
         return answer;

@@ -12,12 +12,12 @@ use nix::ifaddrs::getifaddrs;
 use rustls::pki_types::ServerName;
 use smol::io::AsyncWriteExt as _;
 
-use super::answer::{self, Head};
-use super::{Lost, Opened};
-use crate::net::any_peer::Proof;
-use crate::net::tls::{self, Roots};
+use super::answer::{self, UpstreamAnswerHead};
+use super::{UpstreamConnection, UpstreamError};
+use crate::net::any_peer::PeerProof;
+use crate::net::tls::{self, ServerRoots};
 use crate::net::{Url, UrlError};
-use crate::server::connection::Connection;
+use crate::server::connection::StreamConnection;
 
 /// Time in which a connection within this machine has to be made, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,17 +27,17 @@ pub(super) async fn open(
     url: &str,
     time: Duration,
     head: impl FnOnce(&Url) -> String,
-) -> Result<Opened, Lost> {
+) -> Result<UpstreamConnection, UpstreamError> {
     let url = parse(url)?;
     let place = &url.authority;
     let addresses = addresses(&url)?;
-    let broken = |source| Lost::Broken {
+    let broken = |source| UpstreamError::Broken {
         place: place.clone(),
         source,
     };
     let connecting = async {
         let socket = connect(&addresses, url.port()).await;
-        let socket = socket.map_err(|source| Lost::Connect {
+        let socket = socket.map_err(|source| UpstreamError::Connect {
             place: place.clone(),
             source,
         })?;
@@ -53,14 +53,16 @@ pub(super) async fn open(
         connection.flush().await.map_err(broken)?;
         answer::head(&mut connection, place).await
     };
-    let Head { answer, raw } = within(time, place, asking).await?;
+    let UpstreamAnswerHead { answer, raw } = within(time, place, asking).await?;
     if answer.status == 101 {
-        return Ok(Opened {
+        return Ok(UpstreamConnection {
             connection,
             head: raw,
         });
     }
-    Err(Lost::Refused(answer::body(&mut connection, answer).await))
+    Err(UpstreamError::Refused(
+        answer::body(&mut connection, answer).await,
+    ))
 }
 
 /// A runtime may leave the scheme out.
@@ -72,14 +74,14 @@ fn parse(url: &str) -> Result<Url, UrlError> {
 }
 
 /// Returns the addresses of the URL's host, on this node and nowhere else: names are not asked for.
-fn addresses(url: &Url) -> Result<Vec<IpAddr>, Lost> {
+fn addresses(url: &Url) -> Result<Vec<IpAddr>, UpstreamError> {
     let host = url.host();
     if host == "localhost" {
         return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
     let ip = host.parse().ok().filter(|ip: &IpAddr| is_own(*ip));
     ip.map(|ip| vec![ip])
-        .ok_or_else(|| Lost::Elsewhere(host.to_owned()))
+        .ok_or_else(|| UpstreamError::Elsewhere(host.to_owned()))
 }
 
 fn is_own(ip: IpAddr) -> bool {
@@ -116,25 +118,25 @@ async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<Async<TcpStream>
 
 /// Speaks TLS if the scheme is `https`. The signer of the certificate is not looked at: the way does not leave the
 /// node, and without `https` the server would have shown none.
-async fn secure(url: &Url, socket: Async<TcpStream>) -> io::Result<Connection> {
+async fn secure(url: &Url, socket: Async<TcpStream>) -> io::Result<StreamConnection> {
     let fd = socket.as_raw_fd();
     if !url.https {
-        return Ok(Connection::new(socket).of_socket(fd));
+        return Ok(StreamConnection::new(socket).of_socket(fd));
     }
-    let config = tls::config(Roots::Any(Proof::Key), None).map_err(io::Error::other)?;
+    let config = tls::config(ServerRoots::Any(PeerProof::Key), None).map_err(io::Error::other)?;
     let name = ServerName::try_from(url.host().to_owned()).map_err(io::Error::other)?;
     let stream = TlsConnector::from(config).connect(name, socket).await?;
-    Ok(Connection::new(stream).of_socket(fd))
+    Ok(StreamConnection::new(stream).of_socket(fd))
 }
 
 async fn within<T>(
     limit: Duration,
     place: &str,
-    work: impl Future<Output = Result<T, Lost>>,
-) -> Result<T, Lost> {
+    work: impl Future<Output = Result<T, UpstreamError>>,
+) -> Result<T, UpstreamError> {
     let late = async {
         Timer::after(limit).await;
-        Err(Lost::Silent {
+        Err(UpstreamError::Silent {
             place: place.to_owned(),
             after: limit,
         })

@@ -20,15 +20,15 @@ use std::io;
 
 use smol::io::AsyncWriteExt as _;
 
-use self::answer::{Answer, Nonsense};
+use self::answer::{UpstreamAnswer, UpstreamAnswerError};
 pub(super) use self::spdy::{port, session};
 pub(super) use self::tunnel::tunnel;
 use super::join::{HalfClose, join};
-use super::{Outcome, upgrade};
+use super::{ServeOutcome, upgrade};
 use crate::net::{Url, UrlError};
-use crate::server::backend::Streaming;
-use crate::server::connection::Connection;
-use crate::server::http::{self, Origin, Refusal, Request};
+use crate::server::backend::StreamingBackend;
+use crate::server::connection::StreamConnection;
+use crate::server::http::{self, HttpRequest, Refusal, RequestOrigin};
 use crate::stream::upgrade::without_bearer;
 
 /// Headers of a client that are not the runtime's business, or that are written anew.
@@ -47,7 +47,7 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 
 /// Reason why the runtime's server of streams cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Lost {
+pub(super) enum UpstreamError {
     /// The runtime gave no usable URL.
     #[error("the runtime's URL for streams cannot be used: {0}")]
     Url(#[from] UrlError),
@@ -84,14 +84,14 @@ pub(super) enum Lost {
         /// Host and port.
         place: String,
         /// Fault of the answer.
-        why: Nonsense,
+        why: UpstreamAnswerError,
     },
     /// The server refused.
     #[error("{}", .0.text())]
-    Refused(Answer),
+    Refused(UpstreamAnswer),
 }
 
-impl Lost {
+impl UpstreamError {
     /// HTTP status.
     const fn status(&self) -> u16 {
         match self {
@@ -105,7 +105,7 @@ impl Lost {
     }
 
     /// Tells the client.
-    pub(super) async fn tell(self, connection: &mut Connection) -> io::Result<()> {
+    pub(super) async fn tell(self, connection: &mut StreamConnection) -> io::Result<()> {
         log::debug!("streams of the runtime: {self}");
         match &self {
             Self::Refused(answer) if answer.status >= 400 => {
@@ -118,20 +118,20 @@ impl Lost {
 }
 
 /// A server that has switched to another protocol.
-pub(super) struct Opened {
+pub(super) struct UpstreamConnection {
     /// Connection to the server, from here on in the new protocol.
-    connection: Connection,
+    connection: StreamConnection,
     /// Head of the server's answer, as it came.
     head: Vec<u8>,
 }
 
 /// Passes a client on to `url`, with the request as it came.
 pub(super) async fn pass(
-    streaming: &dyn Streaming,
-    connection: &mut Connection,
-    request: &Request,
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     url: &str,
-) -> Outcome {
+) -> ServeOutcome {
     if let Err(refused) = upgrade(request) {
         let refusal = Refusal::new(refused.status(), refused.to_string());
         http::refuse_with(connection, &refusal, &refused.header_lines()).await?;
@@ -139,7 +139,7 @@ pub(super) async fn pass(
     }
     // A server of the network has read the body already. Here it would be taken for the bytes of the stream.
     let has_body = request.content_length > 0 || request.is_chunked;
-    if has_body && request.origin == Origin::Local {
+    if has_body && request.origin == RequestOrigin::Local {
         return Ok(Err(Refusal::bad("a request for streams has no body")));
     }
     let peer = connection.peer().map(|ip| ip.to_string());
@@ -171,7 +171,10 @@ pub(super) async fn pass(
 }
 
 /// Waits for `work`; `None`: the client has left before.
-async fn unless_left<T>(connection: &mut Connection, work: impl Future<Output = T>) -> Option<T> {
+async fn unless_left<T>(
+    connection: &mut StreamConnection,
+    work: impl Future<Output = T>,
+) -> Option<T> {
     let left = async {
         connection.left().await;
         None
@@ -180,7 +183,7 @@ async fn unless_left<T>(connection: &mut Connection, work: impl Future<Output = 
 }
 
 /// The client's request, for the runtime: another path, and none of its secrets.
-pub(super) fn head(request: &Request, url: &Url, peer: Option<String>) -> String {
+pub(super) fn head(request: &HttpRequest, url: &Url, peer: Option<String>) -> String {
     use core::fmt::Write as _;
     let mut head = format!("{} {} HTTP/1.1\r\n", request.method, url.path);
     if request.header("host").is_none() {

@@ -12,11 +12,11 @@ use smol::io::{AsyncRead, AsyncWrite};
 
 use super::super::carrier::{PAUSE, TURNS};
 use super::dial;
-use super::{Lost, Opened};
-use crate::runtime::{Output, Room, RuntimeError, Session, Streams};
-use crate::server::connection::Connection;
-use crate::stream::remote_command::{Outcome, Wanted};
-use crate::stream::spdy::{self, Event, StreamId};
+use super::{UpstreamConnection, UpstreamError};
+use crate::runtime::{OutputRead, OutputRoom, ProcessStreams, RuntimeError, StreamSession};
+use crate::server::connection::StreamConnection;
+use crate::stream::remote_command::{CommandOutcome, RequestedStreams};
+use crate::stream::spdy::{self, SpdyEvent, SpdyStreamId};
 use crate::stream::{MAX_OUT_BYTES, OUT_BYTES, PAYLOAD_BYTES, Span};
 
 /// Protocol of forwarded ports.
@@ -29,7 +29,11 @@ const INPUT_BYTES: usize = 8 * 1024;
 const MAX_ERROR_BYTES: usize = 16 * 1024;
 
 /// Makes the server at `url` speak `protocol` over SPDY, within this time.
-pub(super) async fn upgraded(url: &str, protocol: &str, time: Duration) -> Result<Opened, Lost> {
+pub(super) async fn upgraded(
+    url: &str,
+    protocol: &str,
+    time: Duration,
+) -> Result<UpstreamConnection, UpstreamError> {
     dial::open(url, time, |url| {
         format!(
             "POST {} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
@@ -42,8 +46,8 @@ pub(super) async fn upgraded(url: &str, protocol: &str, time: Duration) -> Resul
 
 /// Data that came and was not taken yet.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
-    id: StreamId,
+struct PendingStreamData {
+    id: SpdyStreamId,
     span: Span,
     /// Bytes of it that were taken.
     done: usize,
@@ -52,19 +56,19 @@ struct Pending {
 }
 
 /// A connection, polled by one task.
-struct Wire {
-    peer: Connection,
-    spdy: spdy::Session,
+struct SpdyWire {
+    peer: StreamConnection,
+    spdy: spdy::SpdySession,
     input: Box<[u8]>,
     have: usize,
     out: Vec<u8>,
-    pending: Option<Pending>,
+    pending: Option<PendingStreamData>,
     pause: Option<Timer>,
     /// The server has said all that it had to.
     is_whole: bool,
 }
 
-impl Drop for Wire {
+impl Drop for SpdyWire {
     fn drop(&mut self) {
         if !self.is_whole {
             self.peer.cut();
@@ -72,11 +76,11 @@ impl Drop for Wire {
     }
 }
 
-impl Wire {
-    fn new(peer: Connection) -> Self {
+impl SpdyWire {
+    fn new(peer: StreamConnection) -> Self {
         Self {
             peer,
-            spdy: spdy::Session::client(),
+            spdy: spdy::SpdySession::client(),
             input: vec![0; INPUT_BYTES].into_boxed_slice(),
             have: 0,
             out: Vec::with_capacity(MAX_OUT_BYTES),
@@ -91,7 +95,7 @@ impl Wire {
         &mut self,
         streams: &[&[(&str, &str)]],
         time: Duration,
-    ) -> io::Result<Vec<StreamId>> {
+    ) -> io::Result<Vec<SpdyStreamId>> {
         let refused = || io::Error::other("the runtime refuses a stream");
         let mut ids = Vec::with_capacity(streams.len());
         for headers in streams {
@@ -106,13 +110,13 @@ impl Wire {
             // Bounded: `poll_event` pauses.
             while missing > 0 {
                 match ready!(self.poll_event(cx))? {
-                    Event::Reply { .. } => missing -= 1,
+                    SpdyEvent::Reply { .. } => missing -= 1,
                     // A server that sends data already has accepted the streams.
-                    Event::Data { .. } => return Poll::Ready(Ok(())),
-                    Event::Open { .. }
-                    | Event::End { .. }
-                    | Event::Reset { .. }
-                    | Event::GoAway => {
+                    SpdyEvent::Data { .. } => return Poll::Ready(Ok(())),
+                    SpdyEvent::Open { .. }
+                    | SpdyEvent::End { .. }
+                    | SpdyEvent::Reset { .. }
+                    | SpdyEvent::GoAway => {
                         return Poll::Ready(Err(refused()));
                     }
                 }
@@ -140,7 +144,7 @@ impl Wire {
     }
 
     /// Waits for the server's next event. The same data come again until they are taken; an error at the end.
-    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<SpdyEvent>> {
         if let Some(timer) = &mut self.pause {
             ready!(Future::poll(Pin::new(timer), cx));
             self.pause = None;
@@ -148,20 +152,20 @@ impl Wire {
         let mut reads = 0;
         // Bounded: each round takes something of the input, or reads; a pause after `TURNS` reads.
         loop {
-            if let Some(Pending { id, span, done, .. }) = self.pending {
+            if let Some(PendingStreamData { id, span, done, .. }) = self.pending {
                 let span = Span {
                     at: span.at + done,
                     len: span.len - done,
                 };
                 let _ = self.poll_flush(cx)?;
-                return Poll::Ready(Ok(Event::Data { id, span }));
+                return Poll::Ready(Ok(SpdyEvent::Data { id, span }));
             }
             let input = self.input.get(..self.have).unwrap_or_default();
             let step = self.spdy.receive(input, &mut self.out);
             let step = step.map_err(io::Error::other)?;
             match step.event {
-                Some(Event::Data { id, span }) => {
-                    self.pending = Some(Pending {
+                Some(SpdyEvent::Data { id, span }) => {
+                    self.pending = Some(PendingStreamData {
                         id,
                         span,
                         done: 0,
@@ -209,7 +213,7 @@ impl Wire {
             return;
         };
         pending.done += bytes;
-        let Pending {
+        let PendingStreamData {
             id,
             span,
             done,
@@ -231,7 +235,7 @@ impl Wire {
     fn poll_send(
         &mut self,
         cx: &mut Context<'_>,
-        id: StreamId,
+        id: SpdyStreamId,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         if self.out.len() >= OUT_BYTES {
@@ -256,31 +260,31 @@ impl Wire {
 }
 
 /// Exit code of a command, or its failure, once it has ended.
-type End = Rc<Cell<Option<Result<i32, RuntimeError>>>>;
+type CommandExitCell = Rc<Cell<Option<Result<i32, RuntimeError>>>>;
 
 /// Streams of a command or a container that are at a server of the runtime.
-struct Command {
-    wire: Wire,
-    error: StreamId,
-    stdin: Option<StreamId>,
-    stdout: Option<StreamId>,
-    stderr: Option<StreamId>,
-    resize: Option<StreamId>,
+struct UpstreamCommand {
+    wire: SpdyWire,
+    error: SpdyStreamId,
+    stdin: Option<SpdyStreamId>,
+    stdout: Option<SpdyStreamId>,
+    stderr: Option<SpdyStreamId>,
+    resize: Option<SpdyStreamId>,
     /// Bytes of the error stream so far: the status of the command at its end.
     status: Vec<u8>,
     is_over: bool,
-    end: End,
+    end: CommandExitCell,
 }
 
 /// Begins what `url` stands for, with these streams.
 pub(in crate::server::streaming) async fn session(
     url: String,
-    wanted: Wanted,
+    wanted: RequestedStreams,
     time: Duration,
-) -> Result<Session, RuntimeError> {
+) -> Result<StreamSession, RuntimeError> {
     let opened = upgraded(&url, COMMAND_PROTOCOL, time).await;
     let opened = opened.map_err(|lost| RuntimeError::Failed(lost.to_string()))?;
-    let mut wire = Wire::new(opened.connection);
+    let mut wire = SpdyWire::new(opened.connection);
     let kinds = [
         ("error", true),
         ("stdin", wanted.stdin),
@@ -299,8 +303,8 @@ pub(in crate::server::streaming) async fn session(
     let mut ids = ids.into_iter();
     let [error, stdin, stdout, stderr, resize] =
         kinds.map(|(_, is_wanted)| is_wanted.then(|| ids.next()).flatten());
-    let end = End::default();
-    let command = Command {
+    let end = CommandExitCell::default();
+    let command = UpstreamCommand {
         wire,
         error: error.unwrap_or_default(),
         stdin,
@@ -311,7 +315,7 @@ pub(in crate::server::streaming) async fn session(
         is_over: false,
         end: Rc::clone(&end),
     };
-    Ok(Session {
+    Ok(StreamSession {
         streams: Box::new(command),
         end: Box::pin(async move { end.take().unwrap_or_else(|| Err(unknown())) }),
     })
@@ -321,7 +325,7 @@ fn unknown() -> RuntimeError {
     RuntimeError::Failed("the runtime ended the streams and did not say how it went".into())
 }
 
-impl Command {
+impl UpstreamCommand {
     /// Keeps bytes of the command's status, and ends the command when the status is complete.
     fn hear(&mut self, span: Span) {
         let room = MAX_ERROR_BYTES.saturating_sub(self.status.len());
@@ -342,13 +346,13 @@ impl Command {
     }
 }
 
-impl Streams for Command {
+impl ProcessStreams for UpstreamCommand {
     fn poll_output(
         &mut self,
         cx: &mut Context<'_>,
-        room: Room,
+        room: OutputRoom,
         buffer: &mut [u8],
-    ) -> Poll<io::Result<Output>> {
+    ) -> Poll<io::Result<OutputRead>> {
         // Bounded: `poll_event` pauses.
         while !self.is_over {
             let event = match ready!(self.wire.poll_event(cx)) {
@@ -359,7 +363,7 @@ impl Streams for Command {
                 event => event?,
             };
             match event {
-                Event::Data { id, span } => {
+                SpdyEvent::Data { id, span } => {
                     let is_stderr = Some(id) == self.stderr;
                     let room = match id {
                         _ if id == self.error => {
@@ -380,23 +384,23 @@ impl Streams for Command {
                     buffer[..n].copy_from_slice(&self.wire.data(span)[..n]);
                     self.wire.took(n);
                     let output = if is_stderr {
-                        Output::Stderr
+                        OutputRead::Stderr
                     } else {
-                        Output::Stdout
+                        OutputRead::Stdout
                     };
                     return Poll::Ready(Ok(output(n)));
                 }
-                Event::End { id } | Event::Reset { id } if id == self.error => {
+                SpdyEvent::End { id } | SpdyEvent::Reset { id } if id == self.error => {
                     self.finish(Err(unknown()));
                 }
-                Event::End { .. }
-                | Event::Reset { .. }
-                | Event::Open { .. }
-                | Event::Reply { .. }
-                | Event::GoAway => {}
+                SpdyEvent::End { .. }
+                | SpdyEvent::Reset { .. }
+                | SpdyEvent::Open { .. }
+                | SpdyEvent::Reply { .. }
+                | SpdyEvent::GoAway => {}
             }
         }
-        Poll::Ready(Ok(Output::End))
+        Poll::Ready(Ok(OutputRead::End))
     }
 
     fn poll_input(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
@@ -437,16 +441,16 @@ fn read(status: &serde_json::Value) -> Result<i32, RuntimeError> {
     }
     let message = status["message"].as_str().unwrap_or("the command failed");
     // The prefix is put before the message again for the client.
-    let prefix = Outcome::Failed(String::new()).message();
+    let prefix = CommandOutcome::Failed(String::new()).message();
     let message = message.strip_prefix(prefix.as_str()).unwrap_or(message);
     Err(RuntimeError::Failed(message.to_owned()))
 }
 
 /// A connection to a port of a pod, at a server of the runtime.
-struct Port {
-    wire: Wire,
-    error: StreamId,
-    data: StreamId,
+struct UpstreamPort {
+    wire: SpdyWire,
+    error: SpdyStreamId,
+    data: SpdyStreamId,
     /// Bytes of the error stream so far: the reason why the port cannot be reached.
     why: Vec<u8>,
 }
@@ -456,26 +460,26 @@ pub(in crate::server::streaming) async fn port(
     url: &str,
     port: u16,
     time: Duration,
-) -> Result<Connection, Lost> {
+) -> Result<StreamConnection, UpstreamError> {
     let opened = upgraded(url, PORTS_PROTOCOL, time).await?;
-    let mut wire = Wire::new(opened.connection);
+    let mut wire = SpdyWire::new(opened.connection);
     let number = port.to_string();
     let headers = |kind| [("port", &*number), ("requestid", "0"), ("streamtype", kind)];
     let (error, data) = (headers("error"), headers("data"));
     let ids = wire.open(&[&error, &data], time).await;
-    let ids = ids.map_err(|source| Lost::Broken {
+    let ids = ids.map_err(|source| UpstreamError::Broken {
         place: url.to_owned(),
         source,
     })?;
     let [error, data] = ids[..] else {
-        return Err(Lost::Broken {
+        return Err(UpstreamError::Broken {
             place: url.to_owned(),
             source: io::ErrorKind::InvalidData.into(),
         });
     };
     // This side sends nothing on the error stream.
     wire.spdy.finish(error, &mut wire.out);
-    Ok(Connection::new(Port {
+    Ok(StreamConnection::new(UpstreamPort {
         wire,
         error,
         data,
@@ -483,7 +487,7 @@ pub(in crate::server::streaming) async fn port(
     }))
 }
 
-impl Port {
+impl UpstreamPort {
     /// The end, if the server did not say why there is one.
     fn end(&self) -> io::Result<usize> {
         match &*self.why {
@@ -493,7 +497,7 @@ impl Port {
     }
 }
 
-impl AsyncRead for Port {
+impl AsyncRead for UpstreamPort {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -502,13 +506,13 @@ impl AsyncRead for Port {
         // Bounded: `poll_event` pauses.
         loop {
             match ready!(self.wire.poll_event(cx))? {
-                Event::Data { id, span } if id == self.data => {
+                SpdyEvent::Data { id, span } if id == self.data => {
                     let n = span.len.min(buf.len());
                     buf[..n].copy_from_slice(&self.wire.data(span)[..n]);
                     self.wire.took(n);
                     return Poll::Ready(Ok(n));
                 }
-                Event::Data { id, span } => {
+                SpdyEvent::Data { id, span } => {
                     let room = MAX_ERROR_BYTES.saturating_sub(self.why.len());
                     let bytes = self.wire.data(span);
                     let bytes = bytes[..bytes.len().min(room)].to_vec();
@@ -517,30 +521,30 @@ impl AsyncRead for Port {
                     }
                     self.wire.took(span.len);
                 }
-                Event::End { id } if id == self.data => {
+                SpdyEvent::End { id } if id == self.data => {
                     self.wire.is_whole = true;
                     return Poll::Ready(self.end());
                 }
-                Event::End { id } if id == self.error && !self.why.is_empty() => {
+                SpdyEvent::End { id } if id == self.error && !self.why.is_empty() => {
                     return Poll::Ready(self.end());
                 }
-                Event::Reset { id } if id == self.data => {
+                SpdyEvent::Reset { id } if id == self.data => {
                     return Poll::Ready(
                         self.end()
                             .and_then(|_| Err(io::ErrorKind::ConnectionReset.into())),
                     );
                 }
-                Event::End { .. }
-                | Event::Reset { .. }
-                | Event::Open { .. }
-                | Event::Reply { .. }
-                | Event::GoAway => {}
+                SpdyEvent::End { .. }
+                | SpdyEvent::Reset { .. }
+                | SpdyEvent::Open { .. }
+                | SpdyEvent::Reply { .. }
+                | SpdyEvent::GoAway => {}
             }
         }
     }
 }
 
-impl AsyncWrite for Port {
+impl AsyncWrite for UpstreamPort {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

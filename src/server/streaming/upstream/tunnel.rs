@@ -6,18 +6,18 @@ use std::io;
 
 use smol::io::{AsyncRead as _, AsyncWrite as _};
 
-use super::super::carrier::{Carrier, Late, TURNS};
-use super::super::{Outcome, agree, port_protocols};
+use super::super::carrier::{SessionCarrier, TURNS, WaitEndReason};
+use super::super::{ServeOutcome, agree, port_protocols};
 use super::spdy::{PORTS_PROTOCOL, upgraded};
 use super::unless_left;
-use crate::server::backend::Streaming;
-use crate::server::connection::Connection;
-use crate::server::http::Request;
-use crate::stream::websocket::{self, Tunnel};
+use crate::server::backend::StreamingBackend;
+use crate::server::connection::StreamConnection;
+use crate::server::http::HttpRequest;
+use crate::stream::websocket::{self, SpdyTunnel};
 use crate::stream::{OUT_BYTES, PAYLOAD_BYTES};
 
 /// End of the tunnel's session.
-enum Over {
+enum TunnelSessionEnd {
     /// The runtime has said all.
     Done,
     /// No byte came or went for too long.
@@ -25,24 +25,24 @@ enum Over {
     /// The session has sent and received all that it may.
     Spent,
     /// The client talks nonsense.
-    Broken(websocket::Error),
+    Broken(websocket::WebSocketError),
     /// The client is gone, or was given up.
     Left,
 }
 
-struct Drive<'a> {
-    carrier: Carrier<'a>,
-    tunnel: Tunnel,
-    runtime: Connection,
+struct TunnelDriver<'a> {
+    carrier: SessionCarrier<'a>,
+    tunnel: SpdyTunnel,
+    runtime: StreamConnection,
 }
 
 /// Serves a client of the tunnel, with its ports at `url`.
 pub(in crate::server::streaming) async fn tunnel(
-    streaming: &dyn Streaming,
-    connection: &mut Connection,
-    request: &Request,
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
     url: &str,
-) -> Outcome {
+) -> ServeOutcome {
     let opening = upgraded(url, PORTS_PROTOCOL, streaming.creation_timeout());
     let Some(opened) = unless_left(connection, opening).await else {
         return Ok(Ok(()));
@@ -54,39 +54,41 @@ pub(in crate::server::streaming) async fn tunnel(
     if agree(connection, request, port_protocols).await?.is_none() {
         return Ok(Ok(()));
     }
-    let mut drive = Drive {
-        carrier: Carrier::new(connection, streaming),
-        tunnel: Tunnel::default(),
+    let mut drive = TunnelDriver {
+        carrier: SessionCarrier::new(connection, streaming),
+        tunnel: SpdyTunnel::default(),
         runtime,
     };
     let over = core::future::poll_fn(|cx| drive.poll(cx)).await?;
-    let Drive {
+    let TunnelDriver {
         mut carrier,
         mut tunnel,
         runtime,
     } = drive;
-    if !matches!(over, Over::Done) {
+    if !matches!(over, TunnelSessionEnd::Done) {
         runtime.cut();
     }
     drop(runtime);
     match over {
-        Over::Done | Over::Idle | Over::Spent => tunnel.close(websocket::NORMAL, &mut carrier.out),
-        Over::Broken(e) => tunnel.close(e.code(), &mut carrier.out),
-        Over::Left => return Ok(Ok(())),
+        TunnelSessionEnd::Done | TunnelSessionEnd::Idle | TunnelSessionEnd::Spent => {
+            tunnel.close(websocket::NORMAL, &mut carrier.out)
+        }
+        TunnelSessionEnd::Broken(e) => tunnel.close(e.code(), &mut carrier.out),
+        TunnelSessionEnd::Left => return Ok(Ok(())),
     }
     carrier.leave().await;
     Ok(Ok(()))
 }
 
-impl Drive<'_> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Over>> {
+impl TunnelDriver<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<TunnelSessionEnd>> {
         loop {
             ready!(self.carrier.poll_pause(cx));
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
                 // The bytes of the runtime are not understood here: there is no place for a line of ours among them.
                 if self.carrier.spent().is_some() {
-                    return Poll::Ready(Ok(Over::Spent));
+                    return Poll::Ready(Ok(TunnelSessionEnd::Spent));
                 }
                 let over = self
                     .poll_client(cx, &mut moved)
@@ -96,8 +98,10 @@ impl Drive<'_> {
                 }
                 if !moved {
                     match ready!(self.carrier.poll_late(cx, None)) {
-                        Late::Idle => return Poll::Ready(Ok(Over::Idle)),
-                        Late::Gone | Late::Due => return Poll::Ready(Ok(Over::Left)),
+                        WaitEndReason::Idle => return Poll::Ready(Ok(TunnelSessionEnd::Idle)),
+                        WaitEndReason::Gone | WaitEndReason::Due => {
+                            return Poll::Ready(Ok(TunnelSessionEnd::Left));
+                        }
                     }
                 }
             }
@@ -106,19 +110,19 @@ impl Drive<'_> {
     }
 
     /// Reads the client's bytes, and passes them on.
-    fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
+    fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<TunnelSessionEnd> {
         match self.carrier.poll_read(cx) {
             Ok(read) => *moved |= read,
-            Err(_) => return Some(Over::Left),
+            Err(_) => return Some(TunnelSessionEnd::Left),
         }
         let (input, out) = self.carrier.buffers();
         match self.tunnel.receive(input, out) {
-            Ok(step) if step.event == Some(true) => return Some(Over::Left),
+            Ok(step) if step.event == Some(true) => return Some(TunnelSessionEnd::Left),
             Ok(step) => {
                 *moved |= !step.is_idle();
                 self.carrier.take(step.taken);
             }
-            Err(e) => return Some(Over::Broken(e)),
+            Err(e) => return Some(TunnelSessionEnd::Broken(e)),
         }
         let ready = self.tunnel.ready();
         let (input, _) = self.carrier.buffers();
@@ -130,13 +134,13 @@ impl Drive<'_> {
                 self.tunnel.took(n);
                 self.carrier.take(n);
             }
-            Poll::Ready(_) => return Some(Over::Done),
+            Poll::Ready(_) => return Some(TunnelSessionEnd::Done),
         }
         None
     }
 
     /// Packs the runtime's bytes.
-    fn poll_runtime(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
+    fn poll_runtime(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<TunnelSessionEnd> {
         if self.carrier.out.len() >= OUT_BYTES {
             return None;
         }
@@ -150,7 +154,7 @@ impl Drive<'_> {
                     .wrap(out, |out| out.extend_from_slice(&piece[..n]));
                 None
             }
-            Poll::Ready(_) => Some(Over::Done),
+            Poll::Ready(_) => Some(TunnelSessionEnd::Done),
         }
     }
 }

@@ -18,19 +18,19 @@ use smol::{Async, LocalExecutor, Task, future::or};
 
 pub(crate) use wire::RegisterRequest;
 
-use super::socket::Listener;
+use super::socket::DeviceSocketListener;
 use crate::{
     api::{
-        cri::{Device, Mount},
-        device::Answer,
-        order::Order as _,
+        cri::{ContainerDeviceNode, ContainerMount},
+        device::PluginAllocation,
+        order::OrderExt as _,
     },
     grpc::{
-        Time,
-        client::{self, Call, Client},
+        ConnectionClock,
+        client::{self, ClientCall, GrpcClient},
         proto::{self, Limits, Message},
-        server::{Answering, Exchange, Handler},
-        status::{Code, Status},
+        server::{CallFuture, CallHandler, ServerCall},
+        status::{GrpcCode, GrpcStatus},
     },
 };
 
@@ -62,41 +62,41 @@ const MAX_ENTRIES: usize = 256;
 const MAX_DEPTH: usize = 4;
 
 /// Result of a registration; the plugin is answered with its error.
-pub(crate) type Registered = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
+pub(crate) type RegistrationResult = Pin<Box<dyn Future<Output = Result<(), GrpcStatus>>>>;
 
 /// Takes registrations until it is dropped.
 pub(crate) async fn serve(
-    listener: Listener,
-    register: Rc<dyn Fn(RegisterRequest) -> Registered>,
+    listener: DeviceSocketListener,
+    register: Rc<dyn Fn(RegisterRequest) -> RegistrationResult>,
     executor: Rc<LocalExecutor<'static>>,
-    time: Rc<dyn Time>,
+    time: Rc<dyn ConnectionClock>,
 ) {
-    let handler: Handler =
-        Rc::new(move |exchange| -> Answering { Box::pin(answer(exchange, Rc::clone(&register))) });
+    let handler: CallHandler =
+        Rc::new(move |exchange| -> CallFuture { Box::pin(answer(exchange, Rc::clone(&register))) });
     listener.serve(handler, executor, time).await;
 }
 
 async fn answer(
-    mut call: Exchange,
-    register: Rc<dyn Fn(RegisterRequest) -> Registered>,
-) -> Result<(), Status> {
+    mut call: ServerCall,
+    register: Rc<dyn Fn(RegisterRequest) -> RegistrationResult>,
+) -> Result<(), GrpcStatus> {
     if call.path() != "/v1beta1.Registration/Register" {
         let text = format!("{}: device plugins register here", call.path());
-        return Err(Status::new(Code::UNIMPLEMENTED, text));
+        return Err(GrpcStatus::new(GrpcCode::UNIMPLEMENTED, text));
     }
     register(call.request().await?).await?;
-    call.answer(&mut wire::Empty {}).await
+    call.answer(&mut wire::DevicePluginEmpty {}).await
 }
 
 /// Dials a plugin. The task carries the connection.
 pub(super) async fn connect(
     path: &Path,
     executor: &LocalExecutor<'static>,
-    time: Rc<dyn Time>,
-) -> Result<(Client, Task<()>), Status> {
+    time: Rc<dyn ConnectionClock>,
+) -> Result<(GrpcClient, Task<()>), GrpcStatus> {
     let failed = |why: &dyn core::fmt::Display| {
         let text = format!("cannot dial {}: {why}", path.display());
-        Status::new(Code::UNAVAILABLE, text)
+        GrpcStatus::new(GrpcCode::UNAVAILABLE, text)
     };
     let connect = async {
         let pipe = Async::<UnixStream>::connect(path).await;
@@ -116,21 +116,21 @@ pub(super) async fn connect(
 
 /// Asks a plugin once. Its answer is bounded.
 pub(super) async fn ask(
-    client: &Client,
+    client: &GrpcClient,
     path: &str,
     request: &mut dyn Message,
     answer: &mut dyn Message,
     timeout: Duration,
-) -> Result<(), Status> {
-    let options = client::Options {
+) -> Result<(), GrpcStatus> {
+    let options = client::CallOptions {
         timeout: Some(timeout),
-        ..client::Options::default()
+        ..client::CallOptions::default()
     };
     let mut call = client.call(path, &options).await?;
     call.settle(MAX_ANSWER_BYTES);
     call.send(&proto::encode(request)).await?;
     call.finish();
-    let odd = |text| Status::new(Code::INTERNAL, text);
+    let odd = |text| GrpcStatus::new(GrpcCode::INTERNAL, text);
     let bytes = call.next().await?;
     let bytes = bytes.ok_or_else(|| odd("there is no answer".into()))?;
     if call.next().await?.is_some() {
@@ -142,21 +142,21 @@ pub(super) async fn ask(
 
 /// A plugin that was dialled.
 #[derive(Clone)]
-pub(crate) struct Plugin {
-    client: Client,
+pub(crate) struct PluginConnection {
+    client: GrpcClient,
     /// Set if the plugin wants a call before each start of a container.
     pub(crate) pre_start: bool,
     /// Set if the plugin has a preference for the units to choose.
     pub(crate) prefers: bool,
 }
 
-impl Plugin {
+impl PluginConnection {
     /// Dials the plugin at `path`, and asks for its options. The task carries the connection.
     pub(crate) async fn dial(
         path: &Path,
         executor: &LocalExecutor<'static>,
-        time: Rc<dyn Time>,
-    ) -> Result<(Self, Task<()>), Status> {
+        time: Rc<dyn ConnectionClock>,
+    ) -> Result<(Self, Task<()>), GrpcStatus> {
         let (client, driver) = connect(path, executor, time).await?;
         let mut plugin = Self {
             client,
@@ -166,7 +166,12 @@ impl Plugin {
         let mut options = wire::PluginOptions::default();
         let method = "GetDevicePluginOptions";
         plugin
-            .ask(method, &mut wire::Empty {}, &mut options, DIAL_TIME)
+            .ask(
+                method,
+                &mut wire::DevicePluginEmpty {},
+                &mut options,
+                DIAL_TIME,
+            )
             .await?;
         plugin.pre_start = options.pre_start_required;
         plugin.prefers = options.preferred_allocation;
@@ -179,49 +184,53 @@ impl Plugin {
         request: &mut dyn Message,
         answer: &mut dyn Message,
         timeout: Duration,
-    ) -> Result<(), Status> {
+    ) -> Result<(), GrpcStatus> {
         let path = format!("/v1beta1.DevicePlugin/{method}");
         let asked = ask(&self.client, &path, request, answer, timeout).await;
-        asked.map_err(|e| Status::new(e.code, format!("{method}: {}", e.message)))
+        asked.map_err(|e| GrpcStatus::new(e.code, format!("{method}: {}", e.message)))
     }
 
     /// Subscribes to the plugin's lists of devices. They end when the plugin goes.
-    pub(crate) async fn lists(&self) -> Result<Lists, Status> {
+    pub(crate) async fn lists(&self) -> Result<DeviceListStream, GrpcStatus> {
         let path = "/v1beta1.DevicePlugin/ListAndWatch";
-        let options = client::Options::default();
+        let options = client::CallOptions::default();
         let mut call = self.client.call(path, &options).await?;
         call.settle(MAX_LIST_BYTES);
-        call.send(&proto::encode(&mut wire::Empty {})).await?;
+        call.send(&proto::encode(&mut wire::DevicePluginEmpty {}))
+            .await?;
         call.finish();
-        Ok(Lists { call, began: false })
+        Ok(DeviceListStream { call, began: false })
     }
 
     /// Asks for the environment, mounts, nodes, annotations and CDI devices of a container with these units.
-    pub(crate) async fn allocate(&self, ids: &[Box<str>]) -> Result<Answer, Status> {
-        let mut request = wire::ContainersIds {
-            containers: vec![wire::Ids { ids: texts(ids) }],
+    pub(crate) async fn allocate(&self, ids: &[Box<str>]) -> Result<PluginAllocation, GrpcStatus> {
+        let mut request = wire::ContainersDeviceIds {
+            containers: vec![wire::DeviceIds { ids: texts(ids) }],
         };
         let mut response = wire::AllocateResponse::default();
         self.ask("Allocate", &mut request, &mut response, ANSWER_TIME)
             .await?;
         let Some(response) = response.containers.into_iter().next() else {
             let text = "Allocate: no containers return in allocation response";
-            return Err(Status::new(Code::INTERNAL, text));
+            return Err(GrpcStatus::new(GrpcCode::INTERNAL, text));
         };
-        let mounts = response.mounts.into_iter().map(|mount| Mount {
+        let mounts = response.mounts.into_iter().map(|mount| ContainerMount {
             container_path: mount.container_path,
             host_path: mount.host_path,
             read_only: mount.read_only,
-            ..Mount::default()
+            ..ContainerMount::default()
         });
-        let nodes = response.devices.into_iter().map(|device| Device {
-            container_path: device.container_path,
-            host_path: device.host_path,
-            permissions: device.permissions,
-            ..Device::default()
-        });
+        let nodes = response
+            .devices
+            .into_iter()
+            .map(|device| ContainerDeviceNode {
+                container_path: device.container_path,
+                host_path: device.host_path,
+                permissions: device.permissions,
+                ..ContainerDeviceNode::default()
+            });
         let names = response.cdi_devices.into_iter();
-        Ok(Answer {
+        Ok(PluginAllocation {
             env: response.envs,
             mounts: mounts.collect(),
             nodes: nodes.collect(),
@@ -236,15 +245,15 @@ impl Plugin {
         available: &[Box<str>],
         must_include: &[Box<str>],
         size: u32,
-    ) -> Result<Vec<String>, Status> {
-        let mut request = wire::PreferredRequest {
+    ) -> Result<Vec<String>, GrpcStatus> {
+        let mut request = wire::PreferredAllocationRequest {
             containers: vec![wire::ContainerPreferredRequest {
                 available: texts(available),
                 must_include: texts(must_include),
                 size: i32::try_from(size).unwrap_or(i32::MAX),
             }],
         };
-        let mut response = wire::ContainersIds::default();
+        let mut response = wire::ContainersDeviceIds::default();
         let method = "GetPreferredAllocation";
         self.ask(method, &mut request, &mut response, ANSWER_TIME)
             .await?;
@@ -253,9 +262,9 @@ impl Plugin {
     }
 
     /// A container that holds these units is about to start.
-    pub(crate) async fn pre_start(&self, ids: &[Box<str>]) -> Result<(), Status> {
-        let mut request = wire::Ids { ids: texts(ids) };
-        let mut answer = wire::Empty {};
+    pub(crate) async fn pre_start(&self, ids: &[Box<str>]) -> Result<(), GrpcStatus> {
+        let mut request = wire::DeviceIds { ids: texts(ids) };
+        let mut answer = wire::DevicePluginEmpty {};
         let method = "PreStartContainer";
         self.ask(method, &mut request, &mut answer, ANSWER_TIME)
             .await
@@ -267,19 +276,19 @@ fn texts(ids: &[Box<str>]) -> Vec<String> {
 }
 
 /// Lists of a plugin.
-pub(crate) struct Lists {
-    call: Call,
+pub(crate) struct DeviceListStream {
+    call: ClientCall,
     /// Set once a list has come.
     began: bool,
 }
 
-impl Lists {
+impl DeviceListStream {
     /// Returns the next list: ids, and their health. `None` at the end. Waits some time after the last list, so that a
     /// plugin cannot flood the agent.
     pub(crate) async fn next(
         &mut self,
-        time: &dyn Time,
-    ) -> Result<Option<Vec<(String, String)>>, Status> {
+        time: &dyn ConnectionClock,
+    ) -> Result<Option<Vec<(String, String)>>, GrpcStatus> {
         if self.began {
             time.sleep(LIST_PAUSE).await;
         }
@@ -289,7 +298,9 @@ impl Lists {
         };
         let mut list = wire::ListAndWatchResponse::default();
         let read = proto::decode(&mut list, &bytes, LIST_LIMITS);
-        read.map_err(|e| Status::new(Code::INTERNAL, format!("its list is no message: {e}")))?;
+        read.map_err(|e| {
+            GrpcStatus::new(GrpcCode::INTERNAL, format!("its list is no message: {e}"))
+        })?;
         let all = list.devices.into_iter();
         Ok(Some(all.map(|device| (device.id, device.health)).collect()))
     }
@@ -298,8 +309,8 @@ impl Lists {
 /// The nodes that plugins name, with their numbers; of a directory all that are in it. Blocking.
 ///
 /// - Errors: there is none, or there are too many; with the path.
-pub(crate) fn nodes(named: Vec<Device>) -> io::Result<Vec<Device>> {
-    let mut walk = Walk::default();
+pub(crate) fn nodes(named: Vec<ContainerDeviceNode>) -> io::Result<Vec<ContainerDeviceNode>> {
+    let mut walk = DeviceNodeWalk::default();
     for device in named {
         walk.add(device, 0)?;
     }
@@ -307,14 +318,14 @@ pub(crate) fn nodes(named: Vec<Device>) -> io::Result<Vec<Device>> {
 }
 
 #[derive(Default)]
-struct Walk {
-    nodes: Vec<Device>,
+struct DeviceNodeWalk {
+    nodes: Vec<ContainerDeviceNode>,
     /// Entries of directories by now.
     entries: usize,
 }
 
-impl Walk {
-    fn add(&mut self, device: Device, depth: usize) -> io::Result<()> {
+impl DeviceNodeWalk {
+    fn add(&mut self, device: ContainerDeviceNode, depth: usize) -> io::Result<()> {
         let failed = |e: io::Error| {
             let text = format!("device {}: {e}", device.host_path);
             io::Error::new(e.kind(), text)
@@ -325,7 +336,7 @@ impl Walk {
             let mut names = self.names(&device.host_path).map_err(failed)?;
             names.order_by(Ord::cmp);
             for name in names {
-                let below = Device {
+                let below = ContainerDeviceNode {
                     host_path: format!("{}/{name}", device.host_path),
                     container_path: format!("{}/{name}", device.container_path),
                     ..device.clone()
@@ -349,7 +360,7 @@ impl Walk {
             return Err(failed(io::Error::other(text)));
         }
         let number = metadata.rdev();
-        self.nodes.push(Device {
+        self.nodes.push(ContainerDeviceNode {
             block: kind.is_block_device(),
             major: libc::major(number),
             minor: libc::minor(number),
@@ -381,10 +392,10 @@ mod tests {
         // DEV-09
         let root = crate::testing::unused_path("nodes");
         let of = |name: &str| {
-            let device = Device {
+            let device = ContainerDeviceNode {
                 host_path: root.join(name).display().to_string(),
                 container_path: "/dev/x".into(),
-                ..Device::default()
+                ..ContainerDeviceNode::default()
             };
             nodes(vec![device])
         };

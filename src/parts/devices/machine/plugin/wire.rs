@@ -7,7 +7,7 @@ use alloc::collections::BTreeMap;
 use crate::grpc::proto::message;
 
 message! {
-    pub(super) struct Empty {}
+    pub(super) struct DevicePluginEmpty {}
 }
 message! {
     /// Offer of a plugin: its resource and its socket.
@@ -39,18 +39,18 @@ message! {
 }
 message! {
     /// Units of one container in `Allocate`; also the request of `PreStartContainer`.
-    pub(super) struct Ids {
+    pub(super) struct DeviceIds {
         1 ids: Vec<String>,
     }
 }
 message! {
     /// Request of `Allocate`; also the answer of `GetPreferredAllocation`.
-    pub(super) struct ContainersIds {
-        1 containers: Vec<Ids>,
+    pub(super) struct ContainersDeviceIds {
+        1 containers: Vec<DeviceIds>,
     }
 }
 message! {
-    pub(super) struct PreferredRequest {
+    pub(super) struct PreferredAllocationRequest {
         1 containers: Vec<ContainerPreferredRequest>,
     }
 }
@@ -69,14 +69,14 @@ message! {
 message! {
     pub(super) struct ContainerAllocateResponse {
         1 envs: BTreeMap<String, String>,
-        2 mounts: Vec<Mount>,
+        2 mounts: Vec<PluginMount>,
         3 devices: Vec<DeviceSpec>,
         4 annotations: BTreeMap<String, String>,
-        5 cdi_devices: Vec<CdiDevice>,
+        5 cdi_devices: Vec<PluginCdiDevice>,
     }
 }
 message! {
-    pub(super) struct Mount {
+    pub(super) struct PluginMount {
         1 container_path: String,
         2 host_path: String,
         3 read_only: bool,
@@ -90,7 +90,7 @@ message! {
     }
 }
 message! {
-    pub(super) struct CdiDevice {
+    pub(super) struct PluginCdiDevice {
         1 name: String,
     }
 }
